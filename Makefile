@@ -27,7 +27,7 @@ dev: $(SET_UP) ## a server with a PostgreSQL of its own, for development
 	@$(BIN)/fencepost dev $(ARGS)
 
 ci: $(SET_UP) ## everything that must pass before a change lands
-	@scripts/ci
+	@scripts/ci lint type test
 
 gen: $(SET_UP) ## Python code from proto/
 	@$(BIN)/python scripts/gen.py $(ARGS)
@@ -38,16 +38,10 @@ fmt: $(SET_UP) ## format the code and the contract
 	@$(BIN)/buf format --write
 
 lint: $(SET_UP) ## ruff, import layers, buf, generated code
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/lint-imports --no-cache
-	@$(BIN)/buf lint
-	@$(BIN)/buf format --diff --exit-code
-	@$(BIN)/buf breaking --against proto/fencepost.v1.binpb
-	@$(BIN)/python scripts/gen.py --check
+	@scripts/ci lint
 
 type: $(SET_UP) ## mypy, strict
-	@$(BIN)/mypy
+	@scripts/ci type
 
 bench: $(SET_UP) ## throughput and latency on this machine
 	@$(BIN)/python -m benchmarks $(if $(ARGS),$(ARGS),throughput)
