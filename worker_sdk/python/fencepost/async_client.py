@@ -1,0 +1,259 @@
+"""The async client: what `Client` does, as coroutines and async iterators on the running loop.
+
+What is asked and how it is repeated is in `calls`, shared with `Client`; here it is done, without blocking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, overload
+
+import grpc
+
+from fencepost.calls import PAGE_SIZE, Call, Manifest, Page, Pause, Plan, Requests, Started
+from fencepost.channel import Targets, channel_options
+from fencepost.client import MAX_RECEIVE_BYTES
+from fencepost.errors import FencepostError, Unavailable, Violation
+from fencepost.models import Definition, Event, Run, RunState, StartRun
+from fencepost.status import error_of_call
+from fencepost.v1 import definition_service_pb2_grpc, run_service_pb2_grpc
+
+T = TypeVar("T")
+
+
+class AsyncRunHandle:
+    """One run, started or found.
+
+    ``created`` tells whether this start made it, None if nothing was started.
+    """
+
+    def __init__(
+        self, client: AsyncClient, run_id: str, *, created: bool | None = None, definition_hash: str = ""
+    ) -> None:
+        self._client = client
+        self.run_id = run_id
+        self.created = created
+        self.definition_hash = definition_hash
+
+    def __repr__(self) -> str:
+        return f"<AsyncRunHandle {self.run_id}>"
+
+    @overload
+    async def result(self, timeout: float | None = None) -> Any: ...
+    @overload
+    async def result(self, timeout: float | None = None, *, type: type[T]) -> T: ...
+    async def result(self, timeout: float | None = None, *, type: Any = Any) -> Any:
+        """Wait for the output, as plain JSON or as ``type``.
+
+        Raises RunFailed if the run failed, TimeoutError if it has not ended within ``timeout`` seconds (None:
+        wait for ever), NotDecodable if the output is no ``type``.
+        """
+        return await self._client._run(self._client._requests.result(self.run_id, timeout, type))
+
+    async def wait(self, timeout: float | None = None) -> Run:
+        """Wait until it has ended, well or not. Raises TimeoutError."""
+        return await self._client.wait_run(self.run_id, timeout)
+
+    async def get(self) -> Run:
+        """Read it as it is now."""
+        return await self._client.get_run(self.run_id)
+
+    def events(self, after_seq: int = 0) -> AsyncIterator[Event]:
+        """Follow its events, those that exist and those to come, until its last one; goes on by itself after
+        a break.
+        """
+        return self._client.watch_run(self.run_id, after_seq)
+
+    def history(self) -> AsyncIterator[Event]:
+        """Read the events that exist."""
+        return self._client.history(self.run_id)
+
+
+class AsyncClient:
+    """A client of the servers at ``target`` ("host:port", several separated by commas), in one namespace.
+
+    ``timeout`` is how many seconds a call is repeated while no server can do it. Calls raise FencepostError
+    or a subclass of it, never an error of gRPC. It belongs to the loop in which it is first used.
+    """
+
+    def __init__(self, target: str = "127.0.0.1:7654", *, namespace: str = "default", timeout: float = 30.0) -> None:
+        self._targets = Targets(target)
+        self._requests = Requests(namespace, timeout)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close its connections; calls under way fail, later ones connect anew."""
+        channels = list(self._channels.values())
+        self._channels.clear()
+        for channel in channels:
+            await channel.close()
+
+    # Definitions.
+
+    async def register_definition(self, manifest: Manifest) -> Definition:
+        """Register a manifest: text (JSON or YAML), the path of a file, or a dict.
+
+        Raises InvalidManifest with every fault, or DefinitionDrift.
+        """
+        return await self._run(self._requests.register_definition(manifest))
+
+    async def validate_definition(self, manifest: Manifest) -> list[Violation]:
+        """Find what `register_definition` would refuse; changes nothing."""
+        return await self._run(self._requests.validate_definition(manifest))
+
+    async def get_definition(self, workflow_id: str, definition_hash: str = "") -> Definition:
+        """Read a definition, the active one by default. Raises UnknownWorkflow, UnknownDefinition."""
+        return await self._run(self._requests.get_definition(workflow_id, definition_hash))
+
+    def list_definitions(self, workflow_id: str = "") -> AsyncIterator[Definition]:
+        """List definitions by workflow, the newest of each first."""
+        return self._pages(lambda token: self._requests.list_definitions(workflow_id, PAGE_SIZE, token))
+
+    # Runs.
+
+    async def start_run(
+        self,
+        workflow_id: str,
+        input: object = None,
+        *,
+        request_key: str = "",
+        user_id: str = "",
+        priority: int = 0,
+        definition_hash: str = "",
+    ) -> AsyncRunHandle:
+        """Start a run; it has been committed when this returns.
+
+        ``request_key`` makes it happen once for ever: the same key again returns the run that exists.
+        ``priority`` is 1 (first) to 5 (last), 3 if it is 0. Raises UnknownWorkflow, InputSchemaMismatch,
+        RequestKeyConflict, …
+        """
+        start = StartRun(workflow_id, input, request_key, user_id, priority, definition_hash)
+        return self._handle(await self._run(self._requests.start_run(start)))
+
+    async def start_runs(self, starts: Iterable[StartRun]) -> list[AsyncRunHandle | FencepostError]:
+        """Start many runs; returns for each, in order, its handle or the error that it was refused with."""
+        outcomes = await self._run(self._requests.start_runs(starts))
+        return [outcome if isinstance(outcome, FencepostError) else self._handle(outcome) for outcome in outcomes]
+
+    def handle(self, run_id: str) -> AsyncRunHandle:
+        """A handle of a run whose id is known. Asks nothing."""
+        return AsyncRunHandle(self, run_id)
+
+    async def get_run(self, run_id: str) -> Run:
+        """Read a run. Raises RunNotFound."""
+        return await self._run(self._requests.get_run(run_id))
+
+    async def find_run(self, workflow_id: str, request_key: str, user_id: str = "") -> Run:
+        """Read the run that was started with a request key. Raises RunNotFound."""
+        return await self._run(self._requests.find_run(workflow_id, request_key, user_id))
+
+    async def list_runs(
+        self,
+        workflow_id: str | None = None,
+        states: Sequence[RunState | str] = (),
+        limit: int | None = None,
+    ) -> AsyncIterator[Run]:
+        """List runs, newest first, at most ``limit``; pages are read as they are needed."""
+        size = PAGE_SIZE if limit is None else max(1, min(limit, PAGE_SIZE))
+        left = limit
+        async for run in self._pages(lambda token: self._requests.list_runs(workflow_id or "", states, size, token)):
+            if left is not None:
+                if left <= 0:
+                    return
+                left -= 1
+            yield run
+
+    async def wait_run(self, run_id: str, timeout: float | None = None) -> Run:
+        """Wait until a run has ended. Raises TimeoutError after ``timeout`` seconds; None waits for ever."""
+        return await self._run(self._requests.wait_run(run_id, timeout))
+
+    def history(self, run_id: str) -> AsyncIterator[Event]:
+        """Read a run's events in order; pages are read as they are needed."""
+        return self._pages(lambda token: self._requests.history(run_id, PAGE_SIZE, token))
+
+    async def watch_run(self, run_id: str, after_seq: int = 0) -> AsyncIterator[Event]:
+        """Follow a run's events, those that exist and those to come, until its last one.
+
+        Each event comes once, in order; a stream that breaks is made again by itself.
+        """
+        watch = self._requests.watch(run_id, after_seq)
+        while not watch.finished:
+            stub = run_service_pb2_grpc.RunServiceStub(self._channel())
+            stream = stub.WatchRun(watch.request())
+            try:
+                async for response in stream:
+                    event = watch.accept(response)
+                    if event is not None:
+                        yield event
+                watch.ended()
+            except grpc.aio.AioRpcError as error:
+                pause = watch.broke(error_of_call(error))
+                self._targets.advance()
+                await asyncio.sleep(pause)
+            finally:
+                stream.cancel()
+
+    # Inside.
+
+    def _handle(self, started: Started) -> AsyncRunHandle:
+        return AsyncRunHandle(self, started.run_id, created=started.created, definition_hash=started.definition_hash)
+
+    async def _pages(self, page: Callable[[str], Plan[Page[T]]]) -> AsyncIterator[T]:
+        token = ""
+        while True:
+            items, token = await self._run(page(token))
+            for item in items:
+                yield item
+            if not token:
+                return
+
+    def _channel(self) -> grpc.aio.Channel:
+        address = self._targets.current
+        if address not in self._channels:
+            options = channel_options(MAX_RECEIVE_BYTES)
+            self._channels[address] = grpc.aio.insecure_channel(address, options=options)
+        return self._channels[address]
+
+    async def _run(self, plan: Plan[T]) -> T:
+        """Do what a plan asks for, until it returns."""
+        try:
+            action = next(plan)
+            while True:
+                action = await self._perform(plan, action)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    async def _perform(self, plan: Plan[T], action: Call | Pause) -> Call | Pause:
+        if isinstance(action, Pause):
+            await asyncio.sleep(action.seconds)
+            return plan.send(None)
+        try:
+            response = await self._call(action)
+        except grpc.aio.AioRpcError as failure:
+            error = error_of_call(failure)
+            if isinstance(error, Unavailable):
+                self._targets.advance()
+            # Without the original: what gRPC says of it is in ours, and its text would only confuse.
+            error.__suppress_context__ = True
+            return plan.throw(error)
+        return plan.send(response)
+
+    async def _call(self, call: Call) -> Any:
+        channel = self._channel()
+        stub: Any = (
+            run_service_pb2_grpc.RunServiceStub(channel)
+            if call.service == "runs"
+            else definition_service_pb2_grpc.DefinitionServiceStub(channel)
+        )
+        return await getattr(stub, call.method)(call.request, timeout=call.timeout)

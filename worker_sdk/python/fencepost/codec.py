@@ -1,0 +1,238 @@
+"""Python values to payloads and back.
+
+What a payload may be made from, and what becomes of it:
+
+- None, bool, int of any size, finite float, str, list, tuple, dict: themselves. Dict keys that are numbers,
+  bools or None become strings, as `json` does.
+- dataclasses, `msgspec.Struct`, TypedDict, NamedTuple and pydantic models: objects (NamedTuple: an array);
+  date and time types, UUID, Decimal and Enum: their usual text or value.
+- sets and bytes only where a declared type says so: as a field of one of these classes, or in the annotation
+  of what a step returns. Elsewhere they are refused: a set has no order and bytes have no JSON, so each would
+  come back as something else. A step that is declared to return ``bytes`` sends a binary payload.
+- never: NaN, infinities, cycles, lone surrogates, any other class.
+
+JSON to Python: without a type, plain values with exact integers; with one, `msgspec`'s strict conversion (no
+text becomes a number), or pydantic's where the type is one of pydantic's. Fields that the type does not know
+are ignored. A JSON number that no Python float can hold is refused, unless its type is Decimal.
+
+Callers: the client, and the executor around every step. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import functools
+import json
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, cast, get_args, get_type_hints, is_typeddict
+
+import msgspec
+
+from fencepost.errors import NotDecodable, NotEncodable
+
+T = TypeVar("T")
+
+_SCALARS = (
+    dt.datetime,
+    dt.date,
+    dt.time,
+    dt.timedelta,
+    uuid.UUID,
+    decimal.Decimal,
+    enum.Enum,
+)
+_NEEDS_DECLARATION = (bytes, bytearray, memoryview, set, frozenset)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A payload as it travels: ``json`` text or ``binary``, with ``metadata`` for whoever reads it.
+
+    Neither of the two stands for JSON null. A step or a client that declares `Value` gets it untouched, and
+    one that returns it sends it untouched.
+    """
+
+    json: str | None = None
+    binary: bytes | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def decode(self, type: Any = Any) -> Any:
+        """The value as ``type`` (plain JSON by default). Raises NotDecodable."""
+        return codec_for(type).decode(self)
+
+    @property
+    def size(self) -> int:
+        """Its length in bytes."""
+        if self.json is not None:
+            return utf8_length(self.json)
+        return len(self.binary or b"")
+
+
+NULL = Value()
+
+
+def utf8_length(text: str) -> int:
+    """The length of ``text`` in UTF-8.
+
+    Raises NotEncodable if it has a lone surrogate, which UTF-8 can't say.
+    """
+    if text.isascii():
+        return len(text)
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        raise NotEncodable(f"it has a lone surrogate, {text[error.start]!r}, which is not Unicode") from None
+
+
+def encode(value: object, *, declared: bool = False) -> Value:
+    """Make a payload of ``value``.
+
+    ``declared`` tells that the annotation of the value mentions sets or bytes, and so allows them. Raises
+    NotEncodable.
+    """
+    if value is None:
+        return NULL
+    if type(value) is Value:
+        return value
+    try:
+        if declared:
+            if isinstance(value, bytes | bytearray | memoryview):
+                return Value(binary=bytes(value))
+            value = msgspec.to_builtins(value, str_keys=True, enc_hook=_plain)
+        text = _write(value)
+        utf8_length(text)
+        return Value(json=text)
+    except NotEncodable:
+        raise
+    except RecursionError:
+        raise NotEncodable("it is nested too deeply, or contains itself") from None
+    except Exception as error:
+        # Methods of the user's classes run in here, so anything can come out; whatever it is, there is no
+        # JSON.
+        raise NotEncodable(_first_line(error)) from error
+
+
+def _plain(value: object) -> object:
+    """One step from ``value`` towards what JSON has; the encoder goes on from there."""
+    serializer = getattr(type(value), "__pydantic_serializer__", None)
+    if serializer is not None:
+        # Aliases, because that is what the same model reads.
+        return serializer.to_python(value, mode="json", by_alias=True)
+    if isinstance(value, msgspec.Struct) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        return msgspec.to_builtins(value, str_keys=True, enc_hook=_plain)
+    if isinstance(value, _SCALARS):
+        return msgspec.to_builtins(value)
+    if isinstance(value, _NEEDS_DECLARATION):
+        raise NotEncodable(
+            f"{type(value).__name__} has no JSON of its own: convert it, or declare it as what is returned"
+        )
+    raise NotEncodable(f"{type(value).__module__}.{type(value).__qualname__} has no JSON")
+
+
+_write: Callable[[object], str] = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain
+).encode
+
+
+def declares_sets_or_bytes(declared_type: Any) -> bool:
+    """Whether an annotation allows sets or bytes in a value: it mentions them outside of classes."""
+    return _mentions(declared_type, _NEEDS_DECLARATION)
+
+
+class Codec(Generic[T]):
+    """Converts payloads from and to one declared type."""
+
+    __slots__ = ("_decode_json", "_wants_bytes", "_wants_value", "declares", "type")
+
+    def __init__(self, declared_type: Any) -> None:
+        self.type = declared_type
+        self.declares = declares_sets_or_bytes(declared_type)
+        self._wants_bytes = declared_type in (bytes, Any, object)
+        self._wants_value = declared_type is Value
+        self._decode_json = _reader(declared_type)
+
+    def encode(self, value: T) -> Value:
+        """Make a payload of ``value``. Raises NotEncodable."""
+        return encode(value, declared=self.declares)
+
+    def decode(self, value: Value) -> T:
+        """The payload as the declared type. Raises NotDecodable."""
+        if self._wants_value:
+            return cast("T", value)
+        if value.binary is not None:
+            if not self._wants_bytes:
+                raise NotDecodable(f"a binary payload is not {_name(self.type)}")
+            return cast("T", value.binary)
+        if self.type is bytes:
+            raise NotDecodable("JSON is not bytes")
+        try:
+            return cast("T", self._decode_json("null" if value.json is None else value.json))
+        except Exception as error:
+            # Validators and __post_init__ of the user's classes run in here, so anything can come out.
+            raise NotDecodable(f"not {_name(self.type)}: {_first_line(error)}") from error
+
+
+@functools.lru_cache(maxsize=1024)
+def _cached(declared_type: Any) -> Codec[Any]:
+    return Codec(declared_type)
+
+
+def codec_for(declared_type: Any) -> Codec[Any]:
+    """The codec of a type, made once. Raises TypeError for an annotation that no JSON can be converted to."""
+    try:
+        hash(declared_type)
+    except TypeError:
+        return Codec(declared_type)
+    return _cached(declared_type)
+
+
+def _reader(declared_type: Any) -> Callable[[str], Any]:
+    if declared_type is Value or declared_type is bytes:
+        return json.loads
+    if (pydantic := sys.modules.get("pydantic")) is not None and _mentions_pydantic(declared_type):
+        return cast("Callable[[str], Any]", pydantic.TypeAdapter(declared_type).validate_json)
+    if declared_type in (Any, object):
+        return msgspec.json.Decoder().decode
+    kind = msgspec.inspect.type_info(declared_type)
+    if isinstance(kind, msgspec.inspect.CustomType):
+        raise TypeError(f"JSON can't be converted to {_name(declared_type)}")
+    return msgspec.json.Decoder(declared_type).decode
+
+
+def _mentions(declared_type: Any, wanted: tuple[type, ...], seen: tuple[Any, ...] = ()) -> bool:
+    """Whether an annotation mentions one of ``wanted`` outside of classes, which speak for their fields."""
+    if declared_type in seen:
+        return False
+    inside: tuple[Any, ...] = get_args(declared_type)
+    if is_typeddict(declared_type):
+        # A TypedDict's values are plain dicts, so what its fields declare must be known from here. It may
+        # name itself.
+        inside = tuple(get_type_hints(declared_type).values())
+    origin = getattr(declared_type, "__origin__", None)
+    if declared_type in wanted or origin in wanted:
+        return True
+    return any(_mentions(part, wanted, (*seen, declared_type)) for part in inside)
+
+
+def _mentions_pydantic(declared_type: Any) -> bool:
+    if hasattr(declared_type, "__pydantic_validator__"):
+        return True
+    return any(_mentions_pydantic(argument) for argument in get_args(declared_type))
+
+
+def _name(declared_type: Any) -> str:
+    return declared_type.__qualname__ if isinstance(declared_type, type) else str(declared_type)
+
+
+def _first_line(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - __str__ is the user's too; the class's name is enough
+        text = ""
+    return text or type(error).__name__

@@ -1,0 +1,370 @@
+"""Every error that the SDK raises, and every error that a step may raise to say what its failure means.
+
+What the client and the worker raise (`FencepostError`), by the ErrorReason that the server gave::
+
+    FencepostError
+    ├── InvalidRequest                INVALID_REQUEST: correct the request; `violations` has every fault
+    │   ├── InvalidJson               INVALID_JSON
+    │   ├── InputSchemaMismatch       INPUT_SCHEMA_MISMATCH
+    │   ├── PayloadTooLarge           PAYLOAD_TOO_LARGE
+    │   ├── InvalidManifest           INVALID_MANIFEST
+    │   └── InvalidPageToken          INVALID_PAGE_TOKEN
+    ├── NotFound
+    │   ├── UnknownWorkflow           UNKNOWN_WORKFLOW
+    │   ├── UnknownDefinition         UNKNOWN_DEFINITION
+    │   └── RunNotFound               RUN_NOT_FOUND
+    ├── Conflict                      it exists, and is another one
+    │   ├── RequestKeyConflict        REQUEST_KEY_CONFLICT: has `existing_run_id`
+    │   ├── RequestIdConflict         REQUEST_ID_CONFLICT
+    │   └── DefinitionDrift           DEFINITION_DRIFT
+    ├── InvalidState                  INVALID_STATE: the state forbids it
+    ├── LeaseLost                     LEASE_LOST
+    ├── AccessDenied                  who you are is not known, or not enough
+    ├── SessionRefused                a worker and the server do not speak the same protocol: HELLO_REQUIRED,
+    │                                 DUPLICATE_HELLO, INVALID_HELLO, UNSUPPORTED_PROTOCOL, INVALID_FRAME,
+    │                                 FRAME_TOO_LARGE, FRAME_OUT_OF_ORDER
+    ├── Unavailable                   try later; the SDK has tried again by itself until its time was up
+    │   ├── Overloaded                OVERLOADED, TOO_MANY_SESSIONS
+    │   ├── DatabaseUnavailable       DATABASE_UNAVAILABLE
+    │   ├── ServerDraining            SERVER_DRAINING
+    │   ├── SessionTimedOut           SESSION_TIMED_OUT
+    │   └── Unreachable               no server answered; made by the SDK
+    ├── ServerFault                   INTERNAL, and whatever this SDK does not know
+    ├── RunFailed                     the run that was waited for failed; made by the SDK
+    ├── NotEncodable (ValueError)     a Python value is not JSON; made by the SDK
+    └── NotDecodable (ValueError)     JSON does not fit the Python type; made by the SDK
+
+What a step raises (`StepError`); any other exception counts as operational::
+
+    StepError
+    ├── OperationalError              transient: tried again with backoff
+    ├── CorrectiveError               the result or request was wrong: tried again at once with the feedback
+    └── PermanentError                never tried again
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from fencepost.models import Failure, Run
+
+MAX_RETRY_AFTER = 30 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One fault:
+
+    ``path`` is a field's path or a JSON Pointer ('' for the whole), ``message`` is for people.
+    """
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path or '(whole)'}: {self.message}"
+
+
+class FencepostError(Exception):
+    """The base of all that the SDK raises.
+
+    ``reason`` is the name of the ErrorReason without its prefix, or a name of the SDK's own for what no
+    server said; ``violations`` lists every fault of the request; ``metadata`` has details for programs;
+    ``retry_after`` is the delay in seconds that the server asked for, if any.
+    """
+
+    default_reason: ClassVar[str] = "INTERNAL"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str | None = None,
+        violations: Sequence[Violation] = (),
+        metadata: Mapping[str, str] | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason or self.default_reason
+        self.violations = tuple(violations)
+        self.metadata = dict(metadata or {})
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        lines = [f"{self.reason}: {self.message}", *(f"  {violation}" for violation in self.violations)]
+        return "\n".join(lines)
+
+
+class InvalidRequest(FencepostError):
+    """The request is wrong whatever the state of the server: correct it."""
+
+    default_reason = "INVALID_REQUEST"
+
+
+class InvalidJson(InvalidRequest):
+    """A payload is not JSON as the contract demands."""
+
+    default_reason = "INVALID_JSON"
+
+
+class InputSchemaMismatch(InvalidRequest):
+    """A run's input breaks the workflow's input schema."""
+
+    default_reason = "INPUT_SCHEMA_MISMATCH"
+
+
+class PayloadTooLarge(InvalidRequest):
+    """A payload is over the server's limit."""
+
+    default_reason = "PAYLOAD_TOO_LARGE"
+
+
+class InvalidManifest(InvalidRequest):
+    """A manifest has faults; ``violations`` has each with its path in the manifest."""
+
+    default_reason = "INVALID_MANIFEST"
+
+
+class InvalidPageToken(InvalidRequest):
+    """The page token is of another query or release: begin with the first page."""
+
+    default_reason = "INVALID_PAGE_TOKEN"
+
+
+class NotFound(FencepostError):
+    """What was asked for is not in the namespace."""
+
+
+class UnknownWorkflow(NotFound):
+    """No definition was registered for the workflow."""
+
+    default_reason = "UNKNOWN_WORKFLOW"
+
+
+class UnknownDefinition(NotFound):
+    """The workflow has no definition with that hash."""
+
+    default_reason = "UNKNOWN_DEFINITION"
+
+
+class RunNotFound(NotFound):
+    """No run has that id or key."""
+
+    default_reason = "RUN_NOT_FOUND"
+
+
+class Conflict(FencepostError):
+    """What was to be made exists, and differs."""
+
+
+class RequestKeyConflict(Conflict):
+    """The request key names a run that was started with another input."""
+
+    default_reason = "REQUEST_KEY_CONFLICT"
+
+    @property
+    def existing_run_id(self) -> str:
+        """The run that has the key."""
+        return self.metadata.get("existing_run_id", "")
+
+
+class RequestIdConflict(Conflict):
+    """The request id was used for another request."""
+
+    default_reason = "REQUEST_ID_CONFLICT"
+
+
+class DefinitionDrift(Conflict):
+    """The compatibility id is registered with another manifest: choose a new one."""
+
+    default_reason = "DEFINITION_DRIFT"
+
+
+class InvalidState(FencepostError):
+    """The state of the run forbids it."""
+
+    default_reason = "INVALID_STATE"
+
+
+class LeaseLost(FencepostError):
+    """Somebody else has the step, or it has ended."""
+
+    default_reason = "LEASE_LOST"
+
+
+class AccessDenied(FencepostError):
+    """The server does not know who asks, or that one may not do it."""
+
+    default_reason = "PERMISSION_DENIED"
+
+
+class SessionRefused(FencepostError):
+    """Worker and server do not understand each other: one of them must be updated or set up otherwise."""
+
+    default_reason = "INVALID_HELLO"
+
+
+class Unavailable(FencepostError):
+    """It can't be done now. The SDK has tried again until its time was up; try later."""
+
+    default_reason = "UNAVAILABLE"
+
+
+class Overloaded(Unavailable):
+    """The server has as many sessions or requests as it can take."""
+
+    default_reason = "OVERLOADED"
+
+
+class DatabaseUnavailable(Unavailable):
+    """The server can't reach its database."""
+
+    default_reason = "DATABASE_UNAVAILABLE"
+
+
+class ServerDraining(Unavailable):
+    """The server is shutting down."""
+
+    default_reason = "SERVER_DRAINING"
+
+
+class SessionTimedOut(Unavailable):
+    """The server ended a worker's session because it had not read or answered for too long."""
+
+    default_reason = "SESSION_TIMED_OUT"
+
+
+class Unreachable(Unavailable):
+    """No server answered at the address, or not in time."""
+
+    default_reason = "UNREACHABLE"
+
+
+class ServerFault(FencepostError):
+    """A fault of the server, or an answer that this SDK does not know."""
+
+
+class RunFailed(FencepostError):
+    """The run that was waited for has failed: ``failure`` says why, ``run`` is the run as it ended."""
+
+    default_reason = "RUN_FAILED"
+
+    def __init__(self, run: Run, failure: Failure) -> None:
+        where = f" at node {failure.node_id}, attempt {failure.attempt}" if failure.node_id else ""
+        super().__init__(f"run {run.run_id} failed{where}: {failure.kind.value} {failure.code}: {failure.message}")
+        self.run = run
+        self.failure = failure
+
+    def __reduce__(self) -> tuple[type[RunFailed], tuple[Run, Failure]]:
+        return type(self), (self.run, self.failure)
+
+
+class NotEncodable(FencepostError, ValueError):
+    """A Python value has no JSON:
+
+    NaN, an undeclared set or bytes, a cycle, a lone surrogate, an unknown class.
+    """
+
+    default_reason = "NOT_ENCODABLE"
+
+
+class NotDecodable(FencepostError, ValueError):
+    """A payload does not fit the Python type that it was to become."""
+
+    default_reason = "NOT_DECODABLE"
+
+
+class StepError(Exception):
+    """The base of what a step raises to choose what its failure means.
+
+    ``code`` is a short name for programs; by default it is the name of the class, so that a subclass such as
+    ``class CardDeclined(PermanentError)`` brings its own.
+    """
+
+    # Defaults of the class, because a subclass may forget to call this __init__ and must fail as what it is.
+    message: str = ""
+    code: str = ""
+
+    def __init__(self, message: str = "", *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code or self.code or type(self).__name__
+
+
+class OperationalError(StepError):
+    """Transient: the step is tried again with backoff, up to the node's max_attempts.
+
+    ``retry_after`` overrides the backoff, in seconds; it is brought into 0 … 30 days, and no number counts as
+    none.
+    """
+
+    retry_after: float | None = None
+
+    def __init__(self, message: str = "", *, code: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message, code=code)
+        self.retry_after = bounded_delay(retry_after)
+
+
+class CorrectiveError(StepError):
+    """The result or the request was wrong: the step is tried again at once, and receives ``feedback``.
+
+    ``feedback`` is anything that has JSON; the next attempt finds it in ``ctx.feedback``.
+    """
+
+    feedback: object = None
+
+    def __init__(self, message: str = "", *, feedback: object = None, code: str | None = None) -> None:
+        super().__init__(message, code=code)
+        self.feedback = feedback
+
+
+class PermanentError(StepError):
+    """Never tried again: the run fails."""
+
+
+def bounded_delay(seconds: float | None) -> float | None:
+    """Bring a retry delay into what the contract allows, 0 … 30 days; None for none and for NaN."""
+    if seconds is None or math.isnan(seconds):
+        return None
+    return min(max(float(seconds), 0.0), MAX_RETRY_AFTER)
+
+
+BY_REASON: Mapping[str, type[FencepostError]] = {
+    kind.default_reason: kind
+    for kind in (
+        InvalidRequest,
+        InvalidJson,
+        InputSchemaMismatch,
+        PayloadTooLarge,
+        InvalidManifest,
+        InvalidPageToken,
+        UnknownWorkflow,
+        UnknownDefinition,
+        RunNotFound,
+        RequestKeyConflict,
+        RequestIdConflict,
+        DefinitionDrift,
+        InvalidState,
+        LeaseLost,
+        Overloaded,
+        DatabaseUnavailable,
+        ServerDraining,
+        SessionTimedOut,
+    )
+} | {
+    "TOO_MANY_SESSIONS": Overloaded,
+    "HELLO_REQUIRED": SessionRefused,
+    "DUPLICATE_HELLO": SessionRefused,
+    "INVALID_HELLO": SessionRefused,
+    "UNSUPPORTED_PROTOCOL": SessionRefused,
+    "INVALID_FRAME": SessionRefused,
+    "FRAME_TOO_LARGE": SessionRefused,
+    "FRAME_OUT_OF_ORDER": SessionRefused,
+    "INTERNAL": ServerFault,
+}
+"""The class of each reason that a caller can meet. One that is not here is classed by its gRPC code."""

@@ -1,0 +1,254 @@
+"""Runs the users' code: async handlers on the users' loop, sync ones in threads, away from the session.
+
+The session's thread submits leases in batches and gets results in batches: one wake-up of the users' loop for
+all the tasks of a frame, one of the session's loop for all that ended meanwhile. Whatever a handler does
+(block, raise SystemExit, ignore its cancellation, end after its lease was lost) ends in exactly one `Result`
+for each lease that was begun, and in none for one that was taken back.
+
+Threads are daemons of our own and not a ThreadPoolExecutor's, which waits for its threads when the
+interpreter exits: a handler that never returns must not keep a worker alive past its drain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+from fencepost.errors import NotDecodable, NotEncodable
+from fencepost.failure import (
+    INPUT_NOT_DECODABLE,
+    Failed,
+    Outcome,
+    clean,
+    failed,
+    not_recordable,
+)
+from fencepost.lease import Lease, cancellations
+from fencepost.models import FailureKind
+
+logger = logging.getLogger("fencepost.worker")
+
+Result: TypeAlias = tuple[Lease, Outcome]
+
+
+class Executor:
+    """Runs the steps of one worker. ``users_loop`` is where async handlers run; ``threads`` bounds the sync
+    ones.
+
+    ``deliver`` is called in the session's loop when results are there; it takes them with `take_results`.
+    """
+
+    def __init__(
+        self,
+        users_loop: asyncio.AbstractEventLoop,
+        session_loop: asyncio.AbstractEventLoop,
+        threads: int,
+        deliver: Callable[[], object],
+    ) -> None:
+        self._users_loop = users_loop
+        self._session_loop = session_loop
+        self._max_threads = threads
+        self._deliver = deliver
+        self._lock = threading.Lock()
+        self._results: deque[Result] = deque()
+        self._hand_over_planned = False
+        self._delivery_planned = False
+        # The loop itself keeps only weak references to its tasks.
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._queue: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
+        self._threads = 0
+        self._idle_threads = 0
+        self._unclaimed = 0
+
+    # In the session's thread.
+
+    def submit(self, leases: Sequence[Lease]) -> None:
+        """Run these leases."""
+        async_leases = [lease for lease in leases if lease.step.is_async]
+        if async_leases:
+            self._call_users_loop(self._begin_async, async_leases)
+        for lease in leases:
+            if not lease.step.is_async:
+                self._submit_to_threads(lease)
+
+    def withdraw(self, leases: Iterable[Lease]) -> list[Lease]:
+        """Take back those of ``leases`` that were not begun; these never run and have no result."""
+        withdrawn = []
+        with self._lock:
+            for lease in leases:
+                if not lease.begun and not lease.withdrawn:
+                    lease.withdrawn = True
+                    withdrawn.append(lease)
+        return withdrawn
+
+    def cancel(self, leases: Sequence[Lease]) -> list[Lease]:
+        """Stop these leases, whose `cancel_reason` is set; returns those that were not begun and now never
+        will.
+        """
+        withdrawn = self.withdraw(leases)
+        with cancellations:
+            cancellations.notify_all()
+        begun = [lease for lease in leases if not lease.withdrawn and lease.step.is_async]
+        if begun:
+            self._call_users_loop(self._cancel_async, begun)
+        return withdrawn
+
+    def take_results(self) -> list[Result]:
+        """All results that are there, in the order in which the steps ended."""
+        # First the flag: a result that is added from here on plans a delivery of its own.
+        self._delivery_planned = False
+        results: list[Result] = []
+        while self._results:
+            results.append(self._results.popleft())
+        return results
+
+    def close(self) -> None:
+        """Let idle threads end; busy ones end after what they do."""
+        for _ in range(self._threads):
+            self._queue.put(None)
+
+    def _call_users_loop(self, function: Callable[[Sequence[Lease]], None], leases: Sequence[Lease]) -> None:
+        try:
+            self._users_loop.call_soon_threadsafe(function, leases)
+        except RuntimeError:
+            # The loop was closed under us, by who called `run_async`: nothing of these will run.
+            logger.warning("the event loop of the steps is closed, %d steps can't be run there", len(leases))
+
+    # In the users' loop.
+
+    def _begin_async(self, leases: Sequence[Lease]) -> None:
+        with self._lock:
+            leases = [lease for lease in leases if not lease.withdrawn]
+            for lease in leases:
+                lease.begun = True
+        loop = self._users_loop
+        for lease in leases:
+            task = loop.create_task(self._run_async(lease))
+            if not task.done():
+                # An eager task factory may have run it to its end already.
+                lease.runner = task
+                self._tasks.add(task)
+
+    def _cancel_async(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            if lease.runner is not None:
+                lease.runner.cancel()
+
+    async def _run_async(self, lease: Lease) -> None:
+        outcome = await self._attempt_async(lease)
+        if lease.runner is not None:
+            self._tasks.discard(lease.runner)
+            lease.runner = None
+        self._results.append((lease, outcome))
+        if not self._hand_over_planned and not self._users_loop.is_closed():
+            # At the end of this turn of the loop, so that all that ends in it costs one wake-up.
+            self._hand_over_planned = True
+            self._users_loop.call_soon(self._hand_over)
+
+    async def _attempt_async(self, lease: Lease) -> Outcome:
+        step = lease.step
+        try:
+            arguments, keywords = step.bind(lease)
+        except NotDecodable as error:
+            return _not_decodable(error)
+        try:
+            output = await step.function(*arguments, **keywords)
+        except BaseException as error:  # noqa: BLE001 - SystemExit and the like are the step's own failure
+            return _failed(lease, error)
+        return _completed(lease, output)
+
+    def _hand_over(self) -> None:
+        self._hand_over_planned = False
+        self._wake_session()
+
+    def _wake_session(self) -> None:
+        if self._delivery_planned:
+            return
+        self._delivery_planned = True
+        try:
+            self._session_loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:
+            logger.debug("a step ended after its worker had")
+
+    # In threads of our own.
+
+    def _submit_to_threads(self, lease: Lease) -> None:
+        start = 0
+        with self._lock:
+            self._unclaimed += 1
+            if self._idle_threads < self._unclaimed and self._threads < self._max_threads:
+                self._idle_threads += 1
+                self._threads += 1
+                start = self._threads
+        self._queue.put(lease)
+        if start:
+            threading.Thread(target=self._work, name=f"fencepost-step-{start}", daemon=True).start()
+
+    def _work(self) -> None:
+        """A thread's life.
+
+        It counts as idle from before it is started, so that no lease waits behind a busy one.
+        """
+        while (lease := self._queue.get()) is not None:
+            with self._lock:
+                self._idle_threads -= 1
+                self._unclaimed -= 1
+                lease.begun = not lease.withdrawn
+            if lease.begun:
+                # A fresh context for each step: what one sets in a context variable is not the next one's.
+                contextvars.Context().run(self._run_sync, lease)
+            with self._lock:
+                self._idle_threads += 1
+
+    def _run_sync(self, lease: Lease) -> None:
+        outcome = self._attempt_sync(lease)
+        self._results.append((lease, outcome))
+        self._wake_session()
+
+    @staticmethod
+    def _attempt_sync(lease: Lease) -> Outcome:
+        step = lease.step
+        try:
+            arguments, keywords = step.bind(lease)
+        except NotDecodable as error:
+            return _not_decodable(error)
+        try:
+            output = step.function(*arguments, **keywords)
+        except BaseException as error:  # noqa: BLE001 - SystemExit and the like are the step's own failure
+            return _failed(lease, error)
+        return _completed(lease, output)
+
+
+def _not_decodable(error: NotDecodable) -> Failed:
+    text = f"the input does not fit the handler: {error.message}"
+    return Failed(FailureKind.PERMANENT, INPUT_NOT_DECODABLE, clean(text))
+
+
+def _completed(lease: Lease, output: object) -> Outcome:
+    try:
+        return lease.step.completed(output, lease.max_payload_bytes)
+    except NotEncodable as error:
+        return not_recordable(f"the output of step {lease.step.name} can't be recorded: {error.message}")
+
+
+def _failed(lease: Lease, error: BaseException) -> Failed:
+    failure = failed(error, lease.max_payload_bytes)
+    if failure.unexpected and lease.cancel_reason is None:
+        # The history keeps the text only; where it came from is for this log.
+        logger.warning(
+            "step %s failed at attempt %d of run %s node %s: %s",
+            lease.step.name,
+            lease.attempt,
+            lease.run_id,
+            lease.node_id,
+            failure.code,
+            exc_info=error,
+            extra={"run_id": lease.run_id, "node_id": lease.node_id, "attempt": lease.attempt},
+        )
+    return failure

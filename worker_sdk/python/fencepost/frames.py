@@ -1,0 +1,81 @@
+"""Builds the worker's frames from leases and outcomes. Pure; the session numbers and remembers them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from fencepost.failure import Completed, Failed
+from fencepost.models import FAILURE_KIND_NUMBERS, fill_payload
+from fencepost.v1 import worker_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from google.protobuf.duration_pb2 import Duration
+
+    from fencepost.lease import Lease
+
+# What an item takes beside its payload and texts: three numbers, a UUID, tags and lengths, rounded up.
+ITEM_OVERHEAD = 160
+
+
+def seconds_of(duration: Duration) -> float:
+    """A Duration in seconds."""
+    return duration.seconds + duration.nanos / 1e9
+
+
+def fill_ref(ref: pb.TaskRef, lease: Lease) -> None:
+    """Write the name of a lease into an empty TaskRef."""
+    ref.run_id = lease.run_id
+    ref.task_id = lease.task_id
+    ref.fencing_token = lease.token
+
+
+def take(waiting: deque[Lease], max_items: int, max_bytes: int) -> list[Lease]:
+    """Take from ``waiting`` what fits into one frame, at least one; skip what has no outcome any more."""
+    taken: list[Lease] = []
+    room = max_bytes
+    while waiting and len(taken) < max_items:
+        outcome = waiting[0].outcome
+        if outcome is not None:
+            room -= outcome.size + ITEM_OVERHEAD
+            if room < 0 and taken:
+                break
+            taken.append(waiting[0])
+        waiting.popleft()
+    return taken
+
+
+def fill_outcomes(frame: pb.SessionRequest, leases: Iterable[Lease]) -> None:
+    """Write leases with outcomes of one class into a frame: a Complete, a Fail or a Release."""
+    for lease in leases:
+        outcome = lease.outcome
+        if isinstance(outcome, Completed):
+            completed = frame.complete.items.add()
+            fill_ref(completed.task, lease)
+            output = outcome.output
+            if output.json is not None and not output.metadata:
+                completed.output.json = output.json
+            elif output.binary is not None or output.metadata:
+                fill_payload(completed.output, output)
+        elif isinstance(outcome, Failed):
+            _fill_failure(frame.fail.items.add(), lease, outcome)
+        else:
+            fill_ref(frame.release.items.add().task, lease)
+
+
+def _fill_failure(item: pb.FailItem, lease: Lease, outcome: Failed) -> None:
+    fill_ref(item.task, lease)
+    item.failure.kind = FAILURE_KIND_NUMBERS[outcome.kind]
+    item.failure.code = outcome.code
+    item.failure.message = outcome.message
+    if outcome.feedback is not None:
+        fill_payload(item.failure.feedback, outcome.feedback)
+        # Present even if it is null, which leaves the payload empty.
+        item.failure.feedback.SetInParent()
+    if outcome.retry_after is not None:
+        nanos, seconds = math.modf(outcome.retry_after)
+        item.retry_after.seconds = int(seconds)
+        item.retry_after.nanos = int(nanos * 1e9)
+        item.retry_after.SetInParent()

@@ -1,0 +1,264 @@
+"""The leases that a session holds, and the outcomes that no Ack has answered yet. No I/O, no frames.
+
+Every lease is in ``held`` from its Tasks frame until it is settled (its outcome was answered), dropped (it
+was found lost while its step ran) or superseded (the same task came again with a newer token). One that is
+held has either no outcome, while its step is queued or runs, or an outcome that waits, is on its way
+(`Lease.sent`), or is put off for a moment. A step that runs on although its lease is gone, or its attempt has
+timed out, is a zombie: it takes up a slot until its code ends.
+
+Used by one thread, that of the session's loop.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fencepost.failure import ATTEMPT_TIMEOUT, Completed, Failed, Outcome, Released, clean, not_recordable
+from fencepost.lease import CancelReason, Lease
+from fencepost.models import FailureKind
+from fencepost.v1 import error_pb2, run_service_pb2
+from fencepost.v1 import worker_service_pb2 as pb
+
+logger = logging.getLogger("fencepost.worker")
+
+RESEND_DELAY = 1.0
+_MAX_REFUSALS = 2
+_LEASE_CHECK_INTERVAL = 1.0
+
+# The item is at fault and its lease is still here: another outcome must go in its place.
+_AT_FAULT = frozenset(
+    {
+        error_pb2.ERROR_REASON_INVALID_FRAME,
+        error_pb2.ERROR_REASON_INVALID_REQUEST,
+        error_pb2.ERROR_REASON_INVALID_JSON,
+        error_pb2.ERROR_REASON_PAYLOAD_TOO_LARGE,
+        error_pb2.ERROR_REASON_FRAME_TOO_LARGE,
+    }
+)
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a worker has done since it was made, and how many zombies it has now, over all its sessions.
+
+    Written by the session's thread only.
+    """
+
+    started: int = 0
+    completed: int = 0
+    failed: int = 0
+    lost: int = 0
+    released: int = 0
+    connects: int = 0
+    zombies: int = 0
+
+
+@dataclass(slots=True)
+class Effects:
+    """What is to be done after a frame or a tick.
+
+    ``start`` are new leases to run, ``cancel`` leases whose step must stop (their `cancel_reason` is set),
+    ``drain`` tells that the server wants the session to be replaced, ``rebuild`` why its stream must be given
+    up.
+    """
+
+    start: list[Lease] = field(default_factory=list)
+    cancel: list[Lease] = field(default_factory=list)
+    drain: bool = False
+    rebuild: str = ""
+
+
+class Ledger:
+    """The leases of one session; see the module."""
+
+    def __init__(self, counters: Counters, cancel_after_lease: float | None = None) -> None:
+        self.counters = counters
+        self.held: dict[tuple[str, int], Lease] = {}
+        # By class of outcome, because each class has a frame of its own.
+        self.outbox: dict[type[Outcome], deque[Lease]] = {
+            Failed: deque(),
+            Completed: deque(),
+            Released: deque(),
+        }
+        self._later: deque[tuple[float, Lease]] = deque()
+        self._timeouts: list[tuple[float, int, Lease]] = []
+        self._tie = itertools.count()
+        self._cancel_after_lease = cancel_after_lease
+        self._lease_check_due = math.inf
+
+    def holds(self, lease: Lease) -> bool:
+        """Whether this very lease is held."""
+        return self.held.get(lease.key) is lease
+
+    def find(self, ref: pb.TaskRef) -> Lease | None:
+        """The held lease that a TaskRef names, token included."""
+        lease = self.held.get((ref.run_id, ref.task_id))
+        return lease if lease is not None and lease.token == ref.fencing_token else None
+
+    def add(self, lease: Lease, now: float) -> None:
+        """Hold a new lease and watch its times."""
+        self.held[lease.key] = lease
+        if lease.deadline:
+            if len(self._timeouts) > 2 * len(self.held) + 64:
+                # Most attempts end long before their time; their entries must not pile up until then.
+                self._timeouts = [entry for entry in self._timeouts if self.holds(entry[2])]
+                heapq.heapify(self._timeouts)
+            heapq.heappush(self._timeouts, (lease.deadline, next(self._tie), lease))
+        if self._cancel_after_lease is not None and self._lease_check_due == math.inf:
+            self._lease_check_due = now + _LEASE_CHECK_INTERVAL
+
+    # What the executor reports.
+
+    def finish(self, lease: Lease, outcome: Outcome) -> None:
+        """A step has ended with ``outcome``; it counts if the lease is still held and waits for one."""
+        if not self.holds(lease) or lease.outcome is not None:
+            self.counters.zombies -= 1
+            return
+        self.give(lease, outcome)
+
+    def give(self, lease: Lease, outcome: Outcome) -> None:
+        """Set the outcome of a lease that has none, or another one in its place, and send it."""
+        lease.outcome = outcome
+        self.enqueue(lease)
+
+    def cut_off(self, lease: Lease, outcome: Outcome, reason: CancelReason, effects: Effects) -> None:
+        """End an attempt from here, though its code may run on."""
+        lease.cancel_reason = reason
+        self.counters.zombies += 1
+        self.give(lease, outcome)
+        effects.cancel.append(lease)
+
+    def enqueue(self, lease: Lease) -> None:
+        """Let the outcome of a lease wait for its frame."""
+        assert lease.outcome is not None
+        lease.sent = False
+        self.outbox[type(lease.outcome)].append(lease)
+
+    # What the server says.
+
+    def lost(self, lease: Lease, effects: Effects) -> None:
+        """A heartbeat or a reconnect found the lease gone. With an outcome, that one's Ack decides."""
+        if self.holds(lease) and lease.outcome is None:
+            self._drop(lease, effects)
+
+    def revoked(self, lease: Lease, effects: Effects) -> None:
+        """No outcome of this lease will count, the server says; one on its way is answered all the same."""
+        if lease.outcome is None:
+            self._drop(lease, effects)
+        elif not lease.sent:
+            lease.outcome = None
+            del self.held[lease.key]
+            self.counters.lost += 1
+
+    def superseded(self, lease: Lease, effects: Effects) -> None:
+        """The same task came with a newer token, so this lease is stale, whatever became of its step."""
+        if lease.outcome is None:
+            self._drop(lease, effects)
+        else:
+            if not lease.sent:
+                lease.outcome = None
+            del self.held[lease.key]
+            self.counters.lost += 1
+
+    def _drop(self, lease: Lease, effects: Effects) -> None:
+        del self.held[lease.key]
+        lease.cancel_reason = CancelReason.LEASE_LOST
+        self.counters.zombies += 1
+        self.counters.lost += 1
+        effects.cancel.append(lease)
+
+    def answered(self, lease: Lease, result: pb.ItemResult, now: float) -> None:
+        """The Ack of an outcome."""
+        if not self.holds(lease):
+            return
+        if result.outcome in {pb.ITEM_OUTCOME_OK, pb.ITEM_OUTCOME_ALREADY_DONE}:
+            self._settled(lease)
+        elif result.outcome == pb.ITEM_OUTCOME_LEASE_LOST:
+            del self.held[lease.key]
+            self.counters.lost += 1
+        elif result.reason == error_pb2.ERROR_REASON_OUTPUT_SCHEMA_MISMATCH:
+            del self.held[lease.key]
+            self.counters.failed += 1
+        else:
+            self.refused(lease, result.reason, result.message, result.violations, now)
+
+    def refused(
+        self,
+        lease: Lease,
+        reason: error_pb2.ErrorReason.ValueType,
+        message: str,
+        violations: Iterable[run_service_pb2.Violation],
+        now: float,
+    ) -> None:
+        """An outcome was not recorded:
+
+        send another one if it is at fault, the same one again if the server is.
+        """
+        if not self.holds(lease):
+            return
+        if reason not in _AT_FAULT:
+            lease.sent = False
+            self._later.append((now + RESEND_DELAY, lease))
+            return
+        lease.refusals += 1
+        faults = "; ".join(f"{fault.path or '(whole)'}: {fault.message}" for fault in violations)
+        text = f"{message} ({faults})" if faults else message
+        outcome = lease.outcome
+        if lease.refusals > _MAX_REFUSALS or isinstance(outcome, Released) or outcome is None:
+            logger.error("%r: its outcome was refused for good, its lease will run out: %s", lease, text)
+            del self.held[lease.key]
+            return
+        if isinstance(outcome, Completed):
+            self.give(lease, not_recordable(f"the server refused the output: {text}"))
+            return
+        bare = Failed(
+            outcome.kind,
+            clean(outcome.code, 100),
+            clean(f"{outcome.message[:1000]} (the failure was refused as it was: {text[:1000]})"),
+        )
+        self.give(lease, bare)
+
+    def _settled(self, lease: Lease) -> None:
+        del self.held[lease.key]
+        if isinstance(lease.outcome, Completed):
+            self.counters.completed += 1
+        elif isinstance(lease.outcome, Failed):
+            self.counters.failed += 1
+        else:
+            self.counters.released += 1
+
+    # What time brings.
+
+    @property
+    def due(self) -> float:
+        """When `tick` has something to do."""
+        due = self._lease_check_due
+        if self._timeouts:
+            due = min(due, self._timeouts[0][0])
+        if self._later:
+            due = min(due, self._later[0][0])
+        return due
+
+    def tick(self, now: float, effects: Effects) -> None:
+        """End attempts whose time is up, send again what was put off, and look for leases that ran out."""
+        while self._timeouts and self._timeouts[0][0] <= now:
+            lease = heapq.heappop(self._timeouts)[2]
+            if self.holds(lease) and lease.outcome is None:
+                text = "the attempt ran longer than the node's timeout"
+                failure = Failed(FailureKind.OPERATIONAL, ATTEMPT_TIMEOUT, text)
+                self.cut_off(lease, failure, CancelReason.ATTEMPT_TIMEOUT, effects)
+        while self._later and self._later[0][0] <= now:
+            lease = self._later.popleft()[1]
+            if self.holds(lease):
+                self.enqueue(lease)
+        if self._cancel_after_lease is not None and self._lease_check_due <= now:
+            for lease in list(self.held.values()):
+                if lease.outcome is None and lease.expires_at + self._cancel_after_lease <= now:
+                    self._drop(lease, effects)
+            self._lease_check_due = now + _LEASE_CHECK_INTERVAL if self.held else math.inf

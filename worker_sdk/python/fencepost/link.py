@@ -1,0 +1,228 @@
+"""The I/O of one session: makes its streams, moves frames, keeps its times, and comes back after a break.
+
+Three tasks serve a stream: one reads, one writes, and one, which lives longer than the stream, ticks. The
+reader never waits for the writer or for users' code, so neither side can block the other; what it makes
+necessary is said with an event. Each stream has a channel of its own, closed with it: the frames that it had
+not read are gone before the next Hello names what is held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+import grpc
+
+from fencepost.channel import MESSAGE_SLACK, Backoff, Targets, channel_options
+from fencepost.errors import AccessDenied, FencepostError, SessionRefused, Unreachable
+from fencepost.lease import clock
+from fencepost.status import error_of
+from fencepost.v1 import worker_service_pb2 as pb
+from fencepost.v1 import worker_service_pb2_grpc as rpc
+
+if TYPE_CHECKING:
+    from fencepost.ledger import Effects
+    from fencepost.session import Session
+
+logger = logging.getLogger("fencepost.worker")
+
+Call: TypeAlias = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
+
+STABLE_AFTER = 5.0
+CLOSE_TIMEOUT = 2.0
+_LONGEST_SLEEP = 1.0
+_LOG_INTERVAL = 1.0
+
+# Reasons that another try can't change. A frame that was refused is not among them: the next stream numbers
+# anew.
+_FATAL_REASONS = frozenset({"UNSUPPORTED_PROTOCOL", "INVALID_HELLO", "HELLO_REQUIRED", "INVALID_REQUEST"})
+
+
+class Link:
+    """Keeps one session connected until it is over. ``apply`` does what the session asks for."""
+
+    def __init__(
+        self,
+        session: Session,
+        targets: Targets,
+        backoff: Backoff,
+        apply: Callable[[Link, Effects], None],
+    ) -> None:
+        self.session = session
+        self._targets = targets
+        self._backoff = backoff
+        self._apply = apply
+        self._wake = asyncio.Event()
+        self._rebuild = asyncio.Event()
+        self._retick = asyncio.Event()
+        self._left = asyncio.Event()
+        self._next_tick = 0.0
+        self._logged_at = 0.0
+        self._was_open = False
+
+    def wake(self) -> None:
+        """The session may have something to write, or an earlier time to keep."""
+        self._wake.set()
+        if self.session.next_due() < self._next_tick:
+            self._retick.set()
+
+    def leave(self) -> None:
+        """Want no more tasks, finish what is held, then end; `run` returns."""
+        self.session.leave()
+        self._left.set()
+        if self.session.is_over():
+            # Nothing is held and the stream is only being made.
+            self._rebuild.set()
+        self.wake()
+
+    async def run(self, delay: float = 0.0) -> None:
+        """Serve the session until it is over; the first try after ``delay`` seconds.
+
+        Raises SessionRefused, AccessDenied or another FencepostError if the server will never accept this
+        worker.
+        """
+        ticker = asyncio.create_task(self._tick_forever())
+        try:
+            while True:
+                await self._pause(delay)
+                if self.session.is_over():
+                    return
+                began = clock()
+                error = await self._stream()
+                if self.session.is_over():
+                    return
+                if error is not None and self._is_fatal(error):
+                    raise error
+                if self._was_open and clock() - began >= STABLE_AFTER:
+                    self._backoff.reset()
+                delay = self._backoff.next(error.retry_after if error is not None else None)
+                self._log_break(error, delay)
+                self._targets.advance()
+        finally:
+            ticker.cancel()
+            await asyncio.gather(ticker, return_exceptions=True)
+
+    async def _pause(self, delay: float) -> None:
+        """Wait before the next try; a session that leaves and holds nothing does not wait for a stream to say
+        so.
+        """
+        if delay <= 0:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await self._left.wait()
+                while not self.session.is_over():
+                    self._wake.clear()
+                    await self._wake.wait()
+
+    async def _stream(self) -> FencepostError | None:
+        """Serve one stream until it ends. Returns its error; None if it ended well or from this side."""
+        options = channel_options(self.session.identity.max_frame_bytes + MESSAGE_SLACK)
+        channel = grpc.aio.insecure_channel(self._targets.current, options=options)
+        call: Call = rpc.WorkerServiceStub(channel).Session()
+        self._rebuild.clear()
+        self.session.begin(clock())
+        reader = asyncio.create_task(self._read(call))
+        writer = asyncio.create_task(self._write(call))
+        rebuild = asyncio.create_task(self._rebuild.wait())
+        tasks: list[asyncio.Task[object]] = [reader, writer, rebuild]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if writer.done() and not reader.done():
+                # It has said all, or could not write on; the server's end or status comes by the reader.
+                await asyncio.wait([reader, rebuild], timeout=CLOSE_TIMEOUT)
+        finally:
+            for task in tasks:
+                task.cancel()
+            status = await self._status(call)
+            call.cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            self.session.end()
+            await channel.close()
+        for outcome in outcomes:
+            if isinstance(outcome, Exception) and not isinstance(
+                outcome, grpc.RpcError | grpc.aio.UsageError | asyncio.InvalidStateError
+            ):
+                logger.error("a fault of the SDK ended a stream; the worker goes on", exc_info=outcome)
+        return status
+
+    @staticmethod
+    async def _status(call: Call) -> FencepostError | None:
+        """How the server ended the call; None if it did not, or ended it well."""
+        if not call.done():
+            return None
+        code = await call.code()
+        if code is grpc.StatusCode.OK:
+            return None
+        return error_of(code, await call.details(), await call.trailing_metadata())
+
+    async def _read(self, call: Call) -> None:
+        session = self.session
+        while True:
+            frame = await call.read()
+            if not isinstance(frame, pb.SessionResponse):
+                return
+            self._handle(session.receive(frame, clock()))
+            self._was_open = self._was_open or session.is_open
+
+    async def _write(self, call: Call) -> None:
+        session = self.session
+        while True:
+            frame = session.next_frame(clock())
+            if frame is not None:
+                await call.write(frame)
+            elif session.is_over():
+                await call.done_writing()
+                return
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+
+    async def _tick_forever(self) -> None:
+        """Keep the session's times, also while there is no stream: attempts time out then, too."""
+        while True:
+            # The loop's own clock stands still while the machine sleeps: look at least once a second.
+            pause = min(max(self.session.next_due() - clock(), 0.0), _LONGEST_SLEEP)
+            self._next_tick = clock() + pause
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._retick.wait()
+            self._retick.clear()
+            self._handle(self.session.tick(clock()))
+
+    def _handle(self, effects: Effects) -> None:
+        if effects.rebuild:
+            self._log("the stream to %s is given up: %s", self._targets.current, effects.rebuild)
+            self._rebuild.set()
+        self._apply(self, effects)
+        self.wake()
+
+    def _is_fatal(self, error: FencepostError) -> bool:
+        if isinstance(error, AccessDenied):
+            return True
+        if isinstance(error, SessionRefused):
+            return error.reason in _FATAL_REASONS
+        # Something else listens there. Once it was our server, this can only be a moment of its restart.
+        return error.reason == "UNIMPLEMENTED" and not self._was_open
+
+    def _log_break(self, error: FencepostError | None, delay: float) -> None:
+        what = "the stream ended" if error is None else str(error).partition("\n")[0]
+        kind = "unreachable" if isinstance(error, Unreachable) else "lost"
+        self._log(
+            "server %s %s, trying again in %.1f s: %s (%d leases held)",
+            self._targets.current,
+            kind,
+            delay,
+            what,
+            self.session.held_count,
+        )
+
+    def _log(self, message: str, *values: object) -> None:
+        """Log at most once a second: an outage is one story, not thousands."""
+        now = clock()
+        if now - self._logged_at >= _LOG_INTERVAL:
+            self._logged_at = now
+            logger.warning(message, *values)
