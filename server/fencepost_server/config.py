@@ -1,7 +1,7 @@
 """Every setting and limit of a server, in one frozen value.
 
-A setting comes from a flag of the command line, else from the environment variable FENCEPOST_<NAME>, else from the default
-below. Times are in seconds, sizes in bytes. ``load`` reports all faults at once.
+A setting comes from a flag of the command line, else from the environment variable FENCEPOST_<NAME>, else from
+the default below. Times are in seconds, sizes in bytes. ``load`` reports all faults at once.
 """
 
 from __future__ import annotations
@@ -53,23 +53,31 @@ class Config:
     prepared: str = _setting("auto", "auto: prepare statements (needs pgbouncer ≥ 1.21 if one is used); off: never.")
     read_pool_size: int = _setting(4, "Connections for reads, claims, heartbeats and sweeps.", low=2, high=100)
     connect_timeout: float = _setting(5.0, "Opening a database connection.", low=1, high=60)
-    lock_timeout: float = _setting(1.0, "Waiting for a row lock before the batch goes on without the row.", low=0.05, high=30)
+    lock_timeout: float = _setting(
+        1.0, "Waiting for a row lock before the batch goes on without the row.", low=0.05, high=30
+    )
     statement_timeout: float = _setting(5.0, "One SQL statement.", low=0.1, high=300)
-    idle_in_transaction_timeout: float = _setting(5.0, "A transaction that its server has left alone.", low=0.5, high=300)
+    idle_in_transaction_timeout: float = _setting(
+        5.0, "A transaction that its server has left alone.", low=0.5, high=300
+    )
     batch_timeout: float = _setting(8.0, "One transaction; after it the socket is closed.", low=0.5, high=600)
 
     # Group commit
     lanes: int = _setting(2, "Transactions that write at the same time.", low=1, high=64)
     lane_batch: int = _setting(400, "Operations in one transaction.", low=1, high=5000)
     lane_batch_bytes: int = _setting(16 << 20, "Payload bytes in one transaction.", low=1 << 20, high=256 << 20)
-    lane_queue: int = _setting(20_000, "Operations that wait for one lane; more are refused as OVERLOADED.", low=10, high=1_000_000)
+    lane_queue: int = _setting(
+        20_000, "Operations that wait for one lane; more are refused as OVERLOADED.", low=10, high=1_000_000
+    )
     operation_timeout: float = _setting(
         10.0, "How long an operation of a caller is tried while the database is away.", low=0.5, high=600
     )
 
     # Payloads and frames
     max_payload_bytes: int = _setting(1 << 20, "One payload.", low=1024, high=16 << 20)
-    max_frame_bytes: int = _setting(3 << 20, "One frame of a session, and one message of a call.", low=64 << 10, high=64 << 20)
+    max_frame_bytes: int = _setting(
+        3 << 20, "One frame of a session, and one message of a call.", low=64 << 10, high=64 << 20
+    )
     max_frame_items: int = _setting(1000, "Items in one frame.", low=1, high=10_000)
     max_manifest_bytes: int = _setting(1 << 20, "One manifest.", low=1024, high=16 << 20)
 
@@ -78,13 +86,23 @@ class Config:
     max_capacity: int = _setting(10_000, "Tasks at a time for one session.", low=1, high=100_000)
     max_concurrent_calls: int = _setting(10_000, "gRPC calls at a time, streams included.", low=10, high=1_000_000)
     heartbeat_interval: float = _setting(20.0, "How often workers renew their leases.", low=0.1, high=600)
-    ping_interval: float = _setting(5.0, "How often the server pings a session; three unanswered end it.", low=0.1, high=60)
+    ping_interval: float = _setting(
+        5.0, "How often the server pings a session; three unanswered end it.", low=0.1, high=60
+    )
     disconnect_grace: float = _setting(10.0, "How long leases outlive their stream.", low=0.1, high=600)
     hello_timeout: float = _setting(10.0, "From the opening of a stream to its Hello.", low=0.1, high=60)
-    write_timeout: float = _setting(10.0, "A write to a session that its reader blocks; then the session ends.", low=0.1, high=60)
-    outbox_bytes: int = _setting(32 << 20, "Bytes that wait to be written to one session; then it ends.", low=1 << 20, high=1 << 30)
-    session_max_age: float = _setting(0.0, "Age at which a session is asked to reconnect, to spread load; 0: never.", low=0, high=604800)
-    max_client_ops: int = _setting(20_000, "Items of one session that wait for their commit; then it is read no further.", low=1, high=1_000_000)
+    write_timeout: float = _setting(
+        10.0, "A write to a session that its reader blocks; then the session ends.", low=0.1, high=60
+    )
+    outbox_bytes: int = _setting(
+        32 << 20, "Bytes that wait to be written to one session; then it ends.", low=1 << 20, high=1 << 30
+    )
+    session_max_age: float = _setting(
+        0.0, "Age at which a session is asked to reconnect, to spread load; 0: never.", low=0, high=604800
+    )
+    max_client_ops: int = _setting(
+        20_000, "Items of one session that wait for their commit; then it is read no further.", low=1, high=1_000_000
+    )
 
     # Dispatch
     eager_limit: int = _setting(16, "Tasks in a row that a slot gets without a claim.", low=0, high=10_000)
@@ -92,7 +110,9 @@ class Config:
     free_redeliveries: int = _setting(3, "Times that a task may come back without costing an attempt.", low=0, high=100)
 
     # Loops
-    poll_interval: float = _setting(0.5, "How often the probe looks for work when nothing told of any.", low=0.05, high=60)
+    poll_interval: float = _setting(
+        0.5, "How often the probe looks for work when nothing told of any.", low=0.05, high=60
+    )
     notify_delay: float = _setting(0.01, "How long hints to other servers are gathered.", low=0, high=1)
     sweep_batch: int = _setting(250, "Leases expired in one go.", low=1, high=5000)
     outage_gap: float = _setting(5.0, "A gap between good sweeps that counts as an outage.", low=0.5, high=600)
@@ -110,6 +130,9 @@ class Config:
         faults = list(_faults(self))
         if faults:
             raise ConfigError(faults)
+
+
+_LOOPBACK = ("127.0.0.1", "::1", "[::1]", "localhost")
 
 
 def _faults(config: Config) -> list[str]:
@@ -130,9 +153,11 @@ def _faults(config: Config) -> list[str]:
     if config.max_frame_bytes < config.max_payload_bytes * 1.25:
         faults.append("max_frame_bytes: must be at least 1.25 × max_payload_bytes")
     if not config.insecure:
-        for name in ("grpc_host", "http_host"):
-            if getattr(config, name) not in ("127.0.0.1", "::1", "[::1]", "localhost"):
-                faults.append(f"{name}: {getattr(config, name)!r} is not loopback; say insecure to bind to it without TLS and keys")
+        faults.extend(
+            f"{name}: {getattr(config, name)!r} is not loopback; say insecure to bind to it without TLS and keys"
+            for name in ("grpc_host", "http_host")
+            if getattr(config, name) not in _LOOPBACK
+        )
     return faults
 
 

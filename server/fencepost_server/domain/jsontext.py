@@ -149,9 +149,7 @@ def _parse_int(token: str) -> int:
 
 def _parse_float(token: str) -> float | Decimal:
     value = float(token)
-    if len(token) <= _EXACT_FLOAT_CHARS and (
-        _NORMAL_MIN < value < _NORMAL_MAX or -_NORMAL_MAX < value < -_NORMAL_MIN
-    ):
+    if len(token) <= _EXACT_FLOAT_CHARS and (_NORMAL_MIN < value < _NORMAL_MAX or -_NORMAL_MAX < value < -_NORMAL_MIN):
         return value
     if len(token) <= MAX_DIGITS and (token == repr(value) or not token.strip("-0.")):
         return value

@@ -94,9 +94,7 @@ class ManifestInvalid(ValueError):
     """A manifest has faults: `violations` has them, with JSON Pointers into it, up to a limit."""
 
     def __init__(self, violations: tuple[Violation, ...]) -> None:
-        super().__init__(
-            "; ".join(f"{fault.path or 'manifest'}: {fault.message}" for fault in violations[:5])
-        )
+        super().__init__("; ".join(f"{fault.path or 'manifest'}: {fault.message}" for fault in violations[:5]))
         self.violations = violations
 
 
@@ -204,18 +202,14 @@ def _read_retry(node: ObjectReader) -> RetryPolicy:
     max_delay = reader.duration("max_delay", "0s", "7d", "1m") or 0
     if initial_delay > max_delay:
         longest = format_duration(max_delay)
-        reader.fault(
-            "initial_delay", f"{format_duration(initial_delay)} is longer than max_delay ({longest})"
-        )
+        reader.fault("initial_delay", f"{format_duration(initial_delay)} is longer than max_delay ({longest})")
     policy = RetryPolicy(
         max_attempts=reader.integer("max_attempts", 1, 1_000_000, _DEFAULTS.max_attempts),
         initial_delay_seconds=initial_delay / 1000,
         multiplier=reader.number("multiplier", 1, 1_000, _DEFAULTS.multiplier),
         max_delay_seconds=max_delay / 1000,
         jitter=reader.number("jitter", 0, 1, _DEFAULTS.jitter),
-        max_corrective_attempts=reader.integer(
-            "max_corrective_attempts", 0, 1_000, _DEFAULTS.max_corrective_attempts
-        ),
+        max_corrective_attempts=reader.integer("max_corrective_attempts", 0, 1_000, _DEFAULTS.max_corrective_attempts),
     )
     reader.finish({})
     if reader.canonical:

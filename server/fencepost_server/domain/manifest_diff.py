@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from fencepost_server.domain.jsontext import canonical_value, parse
-from fencepost_server.domain.violation import pointer
+from fencepost_server.domain.violation import pointer, shown
 
 MAX_DIFFERENCES = 50
 """So many are listed; a last line tells how many more there are."""
-
-_SHORT = 60
 
 
 def difference(old: str, new: str) -> list[str]:
@@ -29,9 +27,9 @@ def _compare(path: str, old: object, new: object) -> Iterator[str]:
         for key in sorted(old.keys() | new.keys()):
             below = path + pointer((key,))
             if key not in old:
-                yield f"{below}: not set → {_short(new[key])}"
+                yield f"{below}: not set → {shown(new[key])}"
             elif key not in new:
-                yield f"{below}: {_short(old[key])} → not set"
+                yield f"{below}: {shown(old[key])} → not set"
             else:
                 yield from _compare(below, old[key], new[key])
     elif isinstance(old, list) and isinstance(new, list):
@@ -41,15 +39,15 @@ def _compare(path: str, old: object, new: object) -> Iterator[str]:
         else:
             yield from _compare_items(path, old, new)
     elif canonical_value(old) != canonical_value(new):
-        yield f"{path}: {_short(old)} → {_short(new)}"
+        yield f"{path}: {shown(old)} → {shown(new)}"
 
 
 def _compare_items(path: str, old: list[object], new: list[object]) -> Iterator[str]:
     for index in range(max(len(old), len(new))):
         if index >= len(old):
-            yield f"{path}/{index}: not set → {_short(new[index])}"
+            yield f"{path}/{index}: not set → {shown(new[index])}"
         elif index >= len(new):
-            yield f"{path}/{index}: {_short(old[index])} → not set"
+            yield f"{path}/{index}: {shown(old[index])} → not set"
         else:
             yield from _compare(f"{path}/{index}", old[index], new[index])
 
@@ -57,15 +55,15 @@ def _compare_items(path: str, old: list[object], new: list[object]) -> Iterator[
 def _compare_nodes(path: str, old: Mapping[str, object], new: Mapping[str, object]) -> Iterator[str]:
     gone = [name for name in old if name not in new]
     if gone:
-        yield f"{path}: without {_short(gone)}"
+        yield f"{path}: without {shown(gone)}"
     for index, (name, node) in enumerate(new.items()):
         if name in old:
             yield from _compare(f"{path}/{index}", old[name], node)
         else:
-            yield f"{path}/{index}: new node {_short(name)}"
+            yield f"{path}/{index}: new node {shown(name)}"
     before, after = [name for name in old if name in new], [name for name in new if name in old]
     if before != after:
-        yield f"{path}: order {_short(before)} → {_short(after)}"
+        yield f"{path}: order {shown(before)} → {shown(after)}"
 
 
 def _by_id(items: list[object]) -> dict[str, object] | None:
@@ -74,8 +72,3 @@ def _by_id(items: list[object]) -> dict[str, object] | None:
         item["id"]: item for item in items if isinstance(item, dict) and isinstance(item.get("id"), str)
     }
     return named if items and len(named) == len(items) else None
-
-
-def _short(value: object) -> str:
-    text = canonical_value(value)
-    return text if len(text) <= _SHORT else f"{text[:_SHORT]}…"

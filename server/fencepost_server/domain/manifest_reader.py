@@ -14,15 +14,13 @@ from decimal import Decimal
 from difflib import get_close_matches
 
 from fencepost_server.domain.durations import format_duration, parse_duration
-from fencepost_server.domain.jsontext import canonical_value
 from fencepost_server.domain.schema import SchemaInvalid, compile_schema
-from fencepost_server.domain.violation import Violation, cut_message, pointer
+from fencepost_server.domain.violation import Violation, cut_message, pointer, shown
 
 NAME_RULE = "1 to 200 letters, digits and . _ - / of ASCII, beginning with a letter or digit"
 """What ids, compatibility ids, handlers and queues are made of."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
-_QUOTED_CHARS = 60
 _MAX_MISSPELT_CHARS = 40
 
 
@@ -219,5 +217,4 @@ def describe(value: object) -> str:
         return "an object"
     if isinstance(value, list):
         return "an array"
-    text = canonical_value(value[:_QUOTED_CHARS] if isinstance(value, str) else value)
-    return text if len(text) <= _QUOTED_CHARS + 2 else f"{text[:_QUOTED_CHARS]}…"
+    return shown(value)

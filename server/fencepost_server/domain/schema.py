@@ -189,9 +189,7 @@ def _runs(pattern: str) -> bool:
 def _bad_pattern(path: str, pattern: str) -> Violation:
     return Violation(
         path,
-        cut_message(
-            f'"{pattern}" is not a regular expression, is too large, or uses look-around or back-references'
-        ),
+        cut_message(f'"{pattern}" is not a regular expression, is too large, or uses look-around or back-references'),
     )
 
 

@@ -160,9 +160,7 @@ def undescribed(facts: Facts, covered: Mapping[str, object]) -> Iterator[tuple[o
 
     Every such property falls under one of the cases. Names that match a pattern in `covered` may be left out.
     """
-    plain = tuple(
-        fact.get("additionalProperties", True) for fact in facts if not fact.get("patternProperties")
-    )
+    plain = tuple(fact.get("additionalProperties", True) for fact in facts if not fact.get("patternProperties"))
     patterned = next((fact for fact in facts if fact.get("patternProperties")), None)
     if patterned is None:
         yield plain

@@ -17,14 +17,15 @@ the value is taken as answered, because a value has an end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fencepost_server.domain import schema_facts as known
 from fencepost_server.domain.jsontext import canonical_value
 from fencepost_server.domain.schema import CompiledSchema, compile_schema
 from fencepost_server.domain.schema_facts import Document, Facts
-from fencepost_server.domain.schema_rules import Question, rule_for, say, short, type_names
+from fencepost_server.domain.schema_rules import Question, rule_for, say, type_names
+from fencepost_server.domain.violation import shown
 
 MAX_DEPTH = 64
 """Questions inside each other, past which a pair of schemas counts as undecided."""
@@ -52,9 +53,7 @@ class _TooMuchWork(Exception):
     """A budget is used up."""
 
 
-def mismatch(
-    output_schema: object | None, input_schema: object | None, budget: WorkBudget | None = None
-) -> str | None:
+def mismatch(output_schema: object | None, input_schema: object | None, budget: WorkBudget | None = None) -> str | None:
     """Return None if every value of `output_schema` is a value of `input_schema`, else why not, in one line.
 
     Both are valid schemas as `compile_schema` accepts them, or None: without an input schema everything is
@@ -144,21 +143,18 @@ class _Proof:
         """Return the schema that a `$ref` in the accepting schema means, or None."""
         return self._input.target(reference)
 
-    def _prove_in_cases(
-        self, facts: Facts, accepted: dict[str, object], place: str, level: int
-    ) -> str | None:
+    def _prove_in_cases(self, facts: Facts, accepted: dict[str, object], place: str, level: int) -> str | None:
         reason = self._prove(facts, accepted, place, level)
         if reason is None:
             return None
         if not facts:
             return say(place, "may be anything (the output schema does not describe it)")
-        split = False
-        for case in _cases(facts):
-            split = True
+        branches = _branches(facts)
+        for case in branches or _kinds(facts):
             reason_of_case = self.subset(tuple(case), accepted, place, level)
             if reason_of_case is not None:
-                return reason_of_case
-        return None if split else reason
+                return reason_of_case if branches else reason
+        return None if branches or _kinds(facts) else reason
 
     def _prove(self, facts: Facts, accepted: dict[str, object], place: str, level: int) -> str | None:
         if any(self.same(fact, accepted) for fact in facts):
@@ -166,7 +162,7 @@ class _Proof:
         values = known.finite_values(facts)
         check = self._check(accepted) if values is not None and len(values) == 1 else None
         if values is not None and check is not None:
-            return None if check.is_valid(values[0]) else say(place, f"{short(values[0])} is not accepted")
+            return None if check.is_valid(values[0]) else say(place, f"{shown(values[0])} is not accepted")
         types = known.types(facts)
         for keyword in accepted:
             rule = rule_for(keyword, types)
@@ -192,23 +188,29 @@ class _Proof:
         return all(any(not check.is_valid(value) for check in checks) for value in values)
 
 
-def _cases(facts: Facts) -> Iterator[list[object]]:
-    """Yield facts that are each a part of `facts` and cover them together; none if there is no split."""
+def _branches(facts: Facts) -> list[list[object]]:
+    """Return facts that are each a part of `facts` and cover them together, as the schema itself lists them."""
     for place, fact in enumerate(facts):
         for keyword in ("anyOf", "oneOf"):
             if keyword in fact:
                 rest = _without(fact, keyword)
-                for branch in known.listed(fact, keyword):
-                    yield [*facts[:place], rest, *facts[place + 1 :], branch]
-                return
+                branches = known.listed(fact, keyword)
+                return [[*facts[:place], rest, *facts[place + 1 :], branch] for branch in branches]
     values = known.finite_values(facts)
-    types = type_names(known.types(facts))
-    if values is not None and len(values) > 1:
-        for value in values:
-            yield [*facts, {"const": value}]
-    elif values is None and 1 < len(types) < len(type_names(known.ALL_TYPES)):
-        for name in types:
-            yield [*facts, {"type": name}]
+    if values is None or len(values) == 1:
+        return []
+    return [[*facts, {"const": value}] for value in values]
+
+
+def _kinds(facts: Facts) -> list[list[object]]:
+    """Return facts that cover `facts` together, by the types that are possible, if they do not tell a value."""
+    types = known.types(facts)
+    if known.finite_values(facts) is not None or types == known.ALL_TYPES:
+        return []
+    if types <= {"boolean", "null"}:
+        return [[*facts, {"const": value}] for value in (False, True, None)]
+    names = type_names(types)
+    return [[*facts, {"type": name}] for name in names] if len(names) > 1 else []
 
 
 def _without(fact: Mapping[str, object], keyword: str) -> dict[str, object]:

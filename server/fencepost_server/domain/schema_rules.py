@@ -15,9 +15,7 @@ from typing import Any, Protocol
 from fencepost_server.domain import schema_facts as known
 from fencepost_server.domain.jsontext import canonical_value
 from fencepost_server.domain.schema_facts import Facts
-from fencepost_server.domain.violation import cut_message, pointer
-
-_SHORT = 60
+from fencepost_server.domain.violation import cut_message, pointer, shown
 
 
 class Prover(Protocol):
@@ -67,12 +65,6 @@ def say(place: str, what: str) -> str:
     return cut_message(f"{place}: {what}" if place else what)
 
 
-def short(value: object) -> str:
-    """Return a value for use in a reason."""
-    text = canonical_value(value)
-    return text if len(text) <= _SHORT else f"{text[:_SHORT]}…"
-
-
 def type_names(types: frozenset[str]) -> list[str]:
     """Return the names that JSON Schema has for a set of types."""
     if known.FRACTION in types:
@@ -91,13 +83,11 @@ def _type(_proof: Prover, ask: Question) -> str | None:
 def _values(_proof: Prover, ask: Question) -> str | None:
     accepted = [ask.wanted] if ask.keyword == "const" else known.listed(ask.accepted, "enum")
     values = known.finite_values(ask.facts)
-    if values is None and ask.types <= {"boolean", "null"}:
-        values = [value for value in (False, True, None) if known.type_of(value) in ask.types]
     if values is None:
         return say(ask.place, f"is not limited to the values of {ask.keyword} that are accepted")
     spelled = {canonical_value(value) for value in accepted}
     extra = next((value for value in values if canonical_value(value) not in spelled), spelled)
-    return None if extra is spelled else say(ask.place, f"{short(extra)} is not accepted")
+    return None if extra is spelled else say(ask.place, f"{shown(extra)} is not accepted")
 
 
 def _bound(*proofs: tuple[str, Callable[[Any, Any], Any]]) -> Rule:
@@ -108,7 +98,7 @@ def _bound(*proofs: tuple[str, Callable[[Any, Any], Any]]) -> Rule:
             for keyword, holds in proofs:
                 if keyword in fact and holds(fact[keyword], ask.wanted):
                     return None
-        return say(ask.place, f"{ask.keyword} {short(ask.wanted)} is not guaranteed")
+        return say(ask.place, f"{ask.keyword} {shown(ask.wanted)} is not guaranteed")
 
     return rule
 
@@ -152,7 +142,7 @@ def _required(_proof: Prover, ask: Question) -> str | None:
     certain = known.required(ask.facts)
     for name in known.listed(ask.accepted, "required"):
         if name not in certain:
-            return say(ask.place, f"{short(name)} is required and may be missing")
+            return say(ask.place, f"{shown(name)} is required and may be missing")
     return None
 
 
@@ -161,7 +151,7 @@ def _dependent_required(_proof: Prover, ask: Question) -> str | None:
     for name, needs in known.mapped(ask.accepted, "dependentRequired").items():
         held = certain.union(*(known.listed(known.mapped(f, "dependentRequired"), name) for f in ask.facts))
         if not held.issuperset(needs if isinstance(needs, list) else ()):
-            return say(ask.place, f"what {short(name)} needs beside it may be missing")
+            return say(ask.place, f"what {shown(name)} needs beside it may be missing")
     return None
 
 
@@ -178,9 +168,7 @@ def _pattern_properties(proof: Prover, ask: Question) -> str | None:
     for pattern, schema in known.mapped(ask.accepted, "patternProperties").items():
         place = f"{ask.place}/*"
         told = tuple(
-            patterns[pattern]
-            for fact in ask.facts
-            if pattern in (patterns := known.mapped(fact, "patternProperties"))
+            patterns[pattern] for fact in ask.facts if pattern in (patterns := known.mapped(fact, "patternProperties"))
         )
         cases = [told] if told else list(known.undescribed(ask.facts, {}))
         if not told:
@@ -206,9 +194,7 @@ def _additional_properties(proof: Prover, ask: Question) -> str | None:
     for outputs in known.undescribed(ask.facts, patterns):
         reason = proof.subset(outputs, ask.wanted, f"{ask.place}/*", ask.level + 1)
         if reason is not None:
-            return say(
-                ask.place, "may have properties that are not accepted (its additionalProperties is not false)"
-            )
+            return say(ask.place, "may have properties that are not accepted (its additionalProperties is not false)")
     return None
 
 
@@ -217,9 +203,7 @@ def _property_names(proof: Prover, ask: Question) -> str | None:
     reason = proof.subset((*told, {"type": "string"}), ask.wanted, ask.place, ask.level + 1)
     if reason is None:
         return None
-    closed = all(
-        proof.subset(case, False, "", ask.level + 1) is None for case in known.undescribed(ask.facts, {})
-    )
+    closed = all(proof.subset(case, False, "", ask.level + 1) is None for case in known.undescribed(ask.facts, {}))
     names: list[object] = list(known.described(ask.facts))
     if closed and (not names or proof.subset(({"enum": names},), ask.wanted, "", ask.level + 1) is None):
         return None
@@ -313,7 +297,7 @@ def _dependent_schemas(proof: Prover, ask: Question) -> str | None:
 def _reference(proof: Prover, ask: Question) -> str | None:
     target = proof.target(ask.wanted)
     if target is None:
-        return say(ask.place, f"the reference {short(ask.wanted)} cannot be followed")
+        return say(ask.place, f"the reference {shown(ask.wanted)} cannot be followed")
     return proof.subset(tuple(ask.facts), target, ask.place, ask.level)
 
 

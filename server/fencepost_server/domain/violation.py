@@ -5,8 +5,10 @@ Places are JSON Pointers (RFC 6901), so that they mean the same in every languag
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import Decimal
 
 MAX_MESSAGE = 500
 """Longest message, in code points."""
@@ -25,6 +27,14 @@ class Violation:
 def pointer(parts: Iterable[str | int]) -> str:
     """Return the JSON Pointer for keys and indexes, outermost first; no parts give ""."""
     return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in parts)
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """Return a JSON value for use in a message, at most `limit` code points and an ellipsis."""
+    if isinstance(value, str):
+        value = value[: limit + 1]
+    text = str(value) if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def cut_message(text: str) -> str:

@@ -55,9 +55,7 @@ def parse_yaml(text: str) -> object:
     if old_break is not None:
         line = text.count("\n", 0, old_break.start()) + 1
         code = f"U+{ord(old_break.group()):04X}"
-        raise YamlError(
-            (Violation("", f"a raw {code} in line {line}: write it as an escape in double quotes"),)
-        )
+        raise YamlError((Violation("", f"a raw {code} in line {line}: write it as an escape in double quotes"),))
     reading = _Reading()
     try:
         for event in _events(text):

@@ -30,13 +30,17 @@ class _RunStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunState.Val
     RUN_STATE_UNSPECIFIED: _RunState.ValueType  # 0
     """Never sent."""
     RUN_STATE_PENDING: _RunState.ValueType  # 1
-    """Started; no step has been taken by a worker yet."""
+    """Started; no worker has reported on a step of it yet."""
     RUN_STATE_RUNNING: _RunState.ValueType  # 2
-    """At work: a step was taken at least once."""
+    """At work: a worker has reported on a step of it."""
     RUN_STATE_COMPLETED: _RunState.ValueType  # 3
     """Final: every node completed; Run.output is set."""
     RUN_STATE_FAILED: _RunState.ValueType  # 4
     """Final: a step failed for good; Run.failure is set."""
+    RUN_STATE_BLOCKED: _RunState.ValueType  # 5
+    """Not final, but nothing goes on by itself: a step's task came back from workers unbegun too often (NOT_DELIVERED).
+    Run.failure says why.
+    """
 
 class RunState(_RunState, metaclass=_RunStateEnumTypeWrapper):
     """Where a run is in its life. COMPLETED and FAILED are final: nothing changes a run after them."""
@@ -44,13 +48,17 @@ class RunState(_RunState, metaclass=_RunStateEnumTypeWrapper):
 RUN_STATE_UNSPECIFIED: RunState.ValueType  # 0
 """Never sent."""
 RUN_STATE_PENDING: RunState.ValueType  # 1
-"""Started; no step has been taken by a worker yet."""
+"""Started; no worker has reported on a step of it yet."""
 RUN_STATE_RUNNING: RunState.ValueType  # 2
-"""At work: a step was taken at least once."""
+"""At work: a worker has reported on a step of it."""
 RUN_STATE_COMPLETED: RunState.ValueType  # 3
 """Final: every node completed; Run.output is set."""
 RUN_STATE_FAILED: RunState.ValueType  # 4
 """Final: a step failed for good; Run.failure is set."""
+RUN_STATE_BLOCKED: RunState.ValueType  # 5
+"""Not final, but nothing goes on by itself: a step's task came back from workers unbegun too often (NOT_DELIVERED).
+Run.failure says why.
+"""
 Global___RunState: _TypeAlias = RunState  # noqa: Y015
 
 class _FailureKind:
@@ -208,7 +216,7 @@ class Run(_message.Message):
 
     @_builtins.property
     def failure(self) -> Global___Failure:
-        """Why it failed, when FAILED."""
+        """Why it failed or is blocked, when FAILED or BLOCKED."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -336,6 +344,7 @@ class Event(_message.Message):
     STEP_FAILED_FIELD_NUMBER: _builtins.int
     RUN_COMPLETED_FIELD_NUMBER: _builtins.int
     RUN_FAILED_FIELD_NUMBER: _builtins.int
+    RUN_BLOCKED_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """Its number in the run."""
     @_builtins.property
@@ -370,6 +379,10 @@ class Event(_message.Message):
     def run_failed(self) -> Global___RunFailed:
         """The run ended without an output."""
 
+    @_builtins.property
+    def run_blocked(self) -> Global___RunBlocked:
+        """The run can't go on by itself."""
+
     def __init__(
         self,
         *,
@@ -382,12 +395,13 @@ class Event(_message.Message):
         step_failed: Global___StepFailed | None = ...,
         run_completed: Global___RunCompleted | None = ...,
         run_failed: Global___RunFailed | None = ...,
+        run_blocked: Global___RunBlocked | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event_time", b"event_time", "kind", b"kind", "run_completed", b"run_completed", "run_failed", b"run_failed", "run_started", b"run_started", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_retrying", b"step_retrying", "step_scheduled", b"step_scheduled"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event_time", b"event_time", "kind", b"kind", "run_blocked", b"run_blocked", "run_completed", b"run_completed", "run_failed", b"run_failed", "run_started", b"run_started", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_retrying", b"step_retrying", "step_scheduled", b"step_scheduled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_time", b"event_time", "kind", b"kind", "run_completed", b"run_completed", "run_failed", b"run_failed", "run_started", b"run_started", "seq", b"seq", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_retrying", b"step_retrying", "step_scheduled", b"step_scheduled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_time", b"event_time", "kind", b"kind", "run_blocked", b"run_blocked", "run_completed", b"run_completed", "run_failed", b"run_failed", "run_started", b"run_started", "seq", b"seq", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_retrying", b"step_retrying", "step_scheduled", b"step_scheduled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run_started", "step_scheduled", "step_retrying", "step_completed", "step_failed", "run_completed", "run_failed"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run_started", "step_scheduled", "step_retrying", "step_completed", "step_failed", "run_completed", "run_failed", "run_blocked"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -630,3 +644,27 @@ class RunFailed(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunFailed: _TypeAlias = RunFailed  # noqa: Y015
+
+@_typing.final
+class RunBlocked(_message.Message):
+    """The run can't go on by itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAILURE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def failure(self) -> Global___Failure:
+        """Why."""
+
+    def __init__(
+        self,
+        *,
+        failure: Global___Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunBlocked: _TypeAlias = RunBlocked  # noqa: Y015

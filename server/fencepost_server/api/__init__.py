@@ -1,0 +1,1 @@
+"""The gRPC edge: validate, convert, map errors. No decision, no SQL."""

@@ -1,0 +1,130 @@
+"""Checks of requests: all faults of one request are gathered, then raised together."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from datetime import datetime
+from typing import Any, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+
+from fencepost_server.domain.errors import InvalidPageToken, InvalidRequest
+from fencepost_server.domain.violation import Violation
+
+DEFAULT_NAMESPACE = "default"
+MAX_NAME = 200
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_HASH = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+T = TypeVar("T")
+
+
+class Checks:
+    """Gathers faults. Each method returns a usable value even if it noted a fault; ``done`` raises
+    InvalidRequest if there are any.
+    """
+
+    def __init__(self) -> None:
+        self.faults: list[Violation] = []
+
+    def note(self, path: str, message: str) -> None:
+        """A fault."""
+        self.faults.append(Violation(path, message))
+
+    def done(self) -> None:
+        """Raise if anything was wrong."""
+        if self.faults:
+            text = "; ".join(f"{fault.path}: {fault.message}" for fault in self.faults[:5])
+            raise InvalidRequest(f"invalid request: {text}", violations=self.faults)
+
+    def namespace(self, value: str) -> str:
+        """A namespace's name; the default one if empty."""
+        return self.name(value, "namespace") if value else DEFAULT_NAMESPACE
+
+    def name(self, value: str, path: str, *, required: bool = True) -> str:
+        """An identifier as in manifests."""
+        if not value:
+            if required:
+                self.note(path, "is required")
+        elif len(value) > MAX_NAME or _NAME.fullmatch(value) is None:
+            self.note(path, f"must be 1 to {MAX_NAME} letters, digits or . _ - / and begin with a letter or digit")
+        return value
+
+    def text(self, value: str, path: str, *, required: bool = False) -> str:
+        """A free text of a caller's own, such as a key."""
+        if required and not value:
+            self.note(path, "is required")
+        if len(value) > MAX_NAME:
+            self.note(path, f"at most {MAX_NAME} characters")
+        if "\0" in value:
+            self.note(path, "NUL is not allowed")
+        return value
+
+    def run_id(self, value: str, path: str = "run_id") -> str:
+        """A run's id."""
+        value = value.lower()
+        if not value:
+            self.note(path, "is required")
+        elif _UUID.fullmatch(value) is None:
+            self.note(path, "must be a UUID")
+        return value
+
+    def hash(self, value: str, path: str = "definition_hash") -> bytes | None:
+        """A definition's hash, or None if empty."""
+        if not value:
+            return None
+        if _HASH.fullmatch(value.lower()) is None:
+            self.note(path, "must be 64 hexadecimal digits")
+            return None
+        return bytes.fromhex(value)
+
+    def number(self, value: int, path: str, low: int, high: int, default: int) -> int:
+        """A number in a range; 0 stands for the default."""
+        if value == 0:
+            return default
+        if not low <= value <= high:
+            self.note(path, f"must be between {low} and {high}")
+        return value
+
+    def seconds(self, value: Duration, path: str, high: float) -> float:
+        """A duration in seconds."""
+        seconds: float = value.seconds + value.nanos / 1e9
+        if not 0 <= seconds <= high:
+            self.note(path, f"must be between 0 and {high:g} s")
+        return seconds
+
+
+def page_token(kind: str, values: list[Any]) -> str:
+    """An opaque token for the next page of one kind of list."""
+    plain = [value.isoformat() if isinstance(value, datetime) else value for value in values]
+    return base64.urlsafe_b64encode(json.dumps([kind, *plain]).encode()).decode().rstrip("=")
+
+
+def read_page_token(kind: str, token: str, types: tuple[type, ...]) -> list[Any]:
+    """The values of a token. Raises InvalidPageToken for anything that ``page_token`` did not make for this list."""
+    try:
+        found_kind, *values = json.loads(
+            base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+        )
+        if found_kind != kind or len(values) != len(types):
+            raise ValueError(kind)
+        return [_typed(value, type_) for value, type_ in zip(values, types, strict=True)]
+    except (ValueError, TypeError):
+        raise InvalidPageToken("page_token is not one of this list") from None
+
+
+def _typed(value: object, type_: type) -> object:
+    if type_ is datetime:
+        at = datetime.fromisoformat(str(value))
+        if at.tzinfo is None:
+            raise ValueError(value)
+        return at
+    if not isinstance(value, type_) or isinstance(value, bool):
+        raise TypeError(value)
+    if isinstance(value, int) and not 0 <= value < 1 << 62:
+        raise ValueError(value)
+    if isinstance(value, str) and ("\0" in value or len(value) > MAX_NAME):
+        raise ValueError(value)
+    return value

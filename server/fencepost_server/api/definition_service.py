@@ -1,0 +1,100 @@
+"""DefinitionService."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from fencepost.v1 import definition_service_pb2 as pb
+from fencepost.v1 import definition_service_pb2_grpc, run_service_pb2
+from fencepost_server.api import views
+from fencepost_server.api.calls import call
+from fencepost_server.api.checks import Checks, page_token, read_page_token
+from fencepost_server.config import Config
+from fencepost_server.domain.errors import InvalidManifest, InvalidPageToken, InvalidRequest
+from fencepost_server.domain.manifest import Manifest
+from fencepost_server.domain.violation import Violation
+from fencepost_server.engine import definitions
+from fencepost_server.engine.engine import Engine
+
+_DEFAULT_PAGE = 100
+_DEFINITIONS = "definitions"
+
+
+class DefinitionService(definition_service_pb2_grpc.DefinitionServiceServicer):
+    """See proto/fencepost/v1/definition_service.proto."""
+
+    def __init__(self, config: Config, engine: Engine) -> None:
+        self._config = config
+        self._engine = engine
+
+    @call
+    async def RegisterDefinition(self, request: pb.RegisterDefinitionRequest) -> pb.RegisterDefinitionResponse:
+        """Register a manifest."""
+        checks = Checks()
+        namespace = checks.namespace(request.namespace)
+        checks.text(request.request_id, "request_id")
+        checks.done()
+        registered = await definitions.register(self._engine.database, namespace, self._manifest(request))
+        return pb.RegisterDefinitionResponse(
+            definition=views.definition(registered.definition), created=registered.created
+        )
+
+    @call
+    async def ValidateDefinition(self, request: pb.ValidateDefinitionRequest) -> pb.ValidateDefinitionResponse:
+        """Tell the faults of a manifest."""
+        checks = Checks()
+        checks.namespace(request.namespace)
+        checks.done()
+        try:
+            manifest = self._manifest(request)
+        except InvalidManifest as error:
+            return pb.ValidateDefinitionResponse(
+                violations=[run_service_pb2.Violation(path=v.path, message=v.message) for v in error.violations]
+            )
+        return pb.ValidateDefinitionResponse(definition_hash=manifest.hash.hex(), manifest_json=manifest.canonical)
+
+    def _manifest(self, request: pb.RegisterDefinitionRequest | pb.ValidateDefinitionRequest) -> Manifest:
+        which = request.WhichOneof("manifest")
+        if which is None:
+            fault = Violation("manifest", "json or yaml is required")
+            raise InvalidRequest("invalid request: manifest: json or yaml is required", violations=[fault])
+        text = request.yaml if which == "yaml" else request.json
+        if len(text) > self._config.max_manifest_bytes or len(text.encode()) > self._config.max_manifest_bytes:
+            fault = Violation("", f"more than {self._config.max_manifest_bytes} bytes")
+            raise InvalidManifest("the manifest is too large", violations=[fault])
+        return definitions.parsed(text, yaml=which == "yaml")
+
+    @call
+    async def GetDefinition(self, request: pb.GetDefinitionRequest) -> pb.GetDefinitionResponse:
+        """Read a definition."""
+        checks = Checks()
+        namespace = checks.namespace(request.namespace)
+        workflow_id = checks.name(request.workflow_id, "workflow_id")
+        hash_ = checks.hash(request.definition_hash)
+        checks.done()
+        row = await definitions.get(self._engine.database, namespace, workflow_id, hash_)
+        return pb.GetDefinitionResponse(definition=views.definition(row))
+
+    @call
+    async def ListDefinitions(self, request: pb.ListDefinitionsRequest) -> pb.ListDefinitionsResponse:
+        """List definitions."""
+        checks = Checks()
+        namespace = checks.namespace(request.namespace)
+        workflow_id = checks.name(request.workflow_id, "workflow_id", required=False)
+        limit = checks.number(request.page_size, "page_size", 1, self._config.max_page_size, _DEFAULT_PAGE)
+        checks.done()
+        after = definitions.FIRST_PAGE
+        if request.page_token:
+            name, at, hex_ = read_page_token(_DEFINITIONS, request.page_token, (str, datetime, str))
+            try:
+                after = (name, at, bytes.fromhex(hex_))
+            except ValueError:
+                raise InvalidPageToken("page_token is not one of this list") from None
+        rows = await definitions.list_page(self._engine.database, namespace, workflow_id, after, limit + 1)
+        token = ""
+        if len(rows) > limit:
+            last = rows[limit - 1]
+            token = page_token(_DEFINITIONS, [last.workflow_id, last.created_at, last.hash.hex()])
+        return pb.ListDefinitionsResponse(
+            definitions=[views.definition(row) for row in rows[:limit]], next_page_token=token
+        )

@@ -1,0 +1,166 @@
+"""RunService."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import datetime
+
+from fencepost.v1 import run_pb2, run_service_pb2_grpc
+from fencepost.v1 import run_service_pb2 as pb
+from fencepost_server.api import views
+from fencepost_server.api.calls import call, stream
+from fencepost_server.api.checks import Checks, page_token, read_page_token
+from fencepost_server.config import Config
+from fencepost_server.domain.errors import FencepostError
+from fencepost_server.engine import reading
+from fencepost_server.engine.engine import Engine
+from fencepost_server.engine.operations import Started
+from fencepost_server.engine.starting import StartRequest
+from fencepost_server.store import runs
+from fencepost_server.wire.payloads import payload_in
+from fencepost_server.wire.status import item_error
+
+_DEFAULT_PAGE, _DEFAULT_WAIT, _PAGE_BYTES = 100, 30.0, 2 << 20
+_RUNS, _HISTORY = "runs", "history"
+
+
+class RunService(run_service_pb2_grpc.RunServiceServicer):
+    """See proto/fencepost/v1/run_service.proto."""
+
+    def __init__(self, config: Config, engine: Engine) -> None:
+        self._config = config
+        self._engine = engine
+
+    @call
+    async def StartRun(self, request: pb.StartRunRequest) -> pb.StartRunResponse:
+        """Start one run."""
+        return _started(await self._engine.start_run(self._start_request(request, None)))
+
+    @call
+    async def BatchStartRuns(self, request: pb.BatchStartRunsRequest) -> pb.BatchStartRunsResponse:
+        """Start many; each is answered by itself."""
+        checks = Checks()
+        namespace = checks.namespace(request.namespace)
+        if not 1 <= len(request.runs) <= self._config.max_batch_starts:
+            checks.note("runs", f"must have 1 to {self._config.max_batch_starts} items")
+        checks.done()
+        outcomes: list[FencepostError | asyncio.Future[Started | FencepostError]] = []
+        for item in request.runs:
+            try:
+                outcomes.append(self._engine.submit_start(self._start_request(item, namespace)))
+            except FencepostError as error:
+                outcomes.append(error)
+        results = []
+        for outcome in outcomes:
+            settled = outcome if isinstance(outcome, FencepostError) else await outcome
+            if isinstance(settled, FencepostError):
+                results.append(pb.BatchStartRunsResult(error=item_error(settled)))
+            else:
+                results.append(pb.BatchStartRunsResult(started=_started(settled)))
+        return pb.BatchStartRunsResponse(results=results)
+
+    def _start_request(self, request: pb.StartRunRequest, batch_namespace: str | None) -> StartRequest:
+        checks = Checks()
+        namespace = checks.namespace(request.namespace or batch_namespace or "")
+        if batch_namespace is not None and namespace != batch_namespace:
+            checks.note("namespace", "must be that of the batch")
+        workflow_id = checks.name(request.workflow_id, "workflow_id")
+        definition_hash = checks.hash(request.definition_hash)
+        user_id = checks.text(request.user_id, "user_id")
+        request_key = checks.text(request.request_key, "request_key")
+        request_id = checks.text(request.request_id, "request_id")
+        priority = checks.number(request.priority, "priority", 1, 5, 3)
+        checks.done()
+        payload, value = payload_in(request.input, self._config.max_payload_bytes, "input")
+        return StartRequest(
+            namespace, workflow_id, definition_hash, payload, value, user_id, request_key, request_id, priority
+        )
+
+    @call
+    async def GetRun(self, request: pb.GetRunRequest) -> pb.GetRunResponse:
+        """Read one run."""
+        checks = Checks()
+        namespace = checks.namespace(request.namespace)
+        key = request.request_key
+        if request.WhichOneof("run") == "request_key":
+            checks.name(key.workflow_id, "request_key.workflow_id")
+            checks.text(key.user_id, "request_key.user_id")
+            checks.text(key.request_key, "request_key.request_key", required=True)
+            checks.done()
+            view = await reading.find(self._engine, namespace, key.workflow_id, key.user_id, key.request_key)
+        else:
+            run_id = checks.run_id(request.run_id)
+            checks.done()
+            view = await reading.get(self._engine, namespace, run_id)
+        return pb.GetRunResponse(run=views.run_detail(view.run, view.graph))
+
+    @call
+    async def ListRuns(self, request: pb.ListRunsRequest) -> pb.ListRunsResponse:
+        """List runs, newest first."""
+        checks = Checks()
+        namespace = checks.namespace(request.namespace)
+        workflow_id = checks.name(request.workflow_id, "workflow_id", required=False)
+        known = {state for state in run_pb2.RunState.values() if state}
+        for index, state in enumerate(request.states):
+            if state not in known:
+                checks.note(f"states[{index}]", "is not a state of a run")
+        limit = checks.number(request.page_size, "page_size", 1, self._config.max_page_size, _DEFAULT_PAGE)
+        checks.done()
+        before = runs.NEWEST
+        if request.page_token:
+            at, run_id = read_page_token(_RUNS, request.page_token, (datetime, str))
+            before = (at, Checks().run_id(run_id))
+        states = list(request.states) or sorted(known)
+        page = await runs.list_runs(self._engine.database, namespace, workflow_id, states, before, limit)
+        token = "" if page.next_before is None else page_token(_RUNS, list(page.next_before))
+        return pb.ListRunsResponse(runs=[views.run_summary(run) for run in page.runs], next_page_token=token)
+
+    @call
+    async def WaitRun(self, request: pb.WaitRunRequest) -> pb.WaitRunResponse:
+        """Wait for the end of a run."""
+        checks = Checks()
+        namespace = checks.namespace(request.namespace)
+        run_id = checks.run_id(request.run_id)
+        timeout = _DEFAULT_WAIT
+        if request.HasField("timeout"):
+            timeout = checks.seconds(request.timeout, "timeout", self._config.max_wait)
+        checks.done()
+        view, ended = await reading.wait(self._engine, namespace, run_id, timeout)
+        return pb.WaitRunResponse(run=views.run_detail(view.run, view.graph), ended=ended)
+
+    @stream
+    async def WatchRun(self, request: pb.WatchRunRequest) -> AsyncIterator[pb.WatchRunResponse]:
+        """Stream the events of a run."""
+        checks = Checks()
+        namespace = checks.namespace(request.namespace)
+        run_id = checks.run_id(request.run_id)
+        if not 0 <= request.after_seq < 1 << 62:
+            checks.note("after_seq", "must not be negative")
+        checks.done()
+        async for page, record in reading.watch(self._engine, namespace, run_id, request.after_seq, _PAGE_BYTES):
+            yield pb.WatchRunResponse(event=views.event(record, page.graph, page.run))
+
+    @call
+    async def GetHistory(self, request: pb.GetHistoryRequest) -> pb.GetHistoryResponse:
+        """Read a page of a history."""
+        checks = Checks()
+        namespace = checks.namespace(request.namespace)
+        run_id = checks.run_id(request.run_id)
+        limit = checks.number(request.page_size, "page_size", 1, self._config.max_page_size, _DEFAULT_PAGE)
+        checks.done()
+        after = 0
+        if request.page_token:
+            token_run, after = read_page_token(_HISTORY, request.page_token, (str, int))
+            if token_run != run_id:
+                after = read_page_token("", request.page_token, ())[0]
+        page = await reading.history(self._engine, namespace, run_id, after, limit, _PAGE_BYTES)
+        events = [views.event(record, page.graph, page.run) for record in page.events]
+        token = page_token(_HISTORY, [run_id, page.events[-1].seq]) if page.more else ""
+        return pb.GetHistoryResponse(events=events, next_page_token=token)
+
+
+def _started(started: Started) -> pb.StartRunResponse:
+    return pb.StartRunResponse(
+        run_id=started.run_id, created=started.created, definition_hash=started.definition_hash.hex()
+    )

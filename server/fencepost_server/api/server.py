@@ -1,0 +1,88 @@
+"""The gRPC server of a process: services, health, reflection, limits."""
+
+from __future__ import annotations
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from fencepost.v1 import (
+    definition_service_pb2,
+    definition_service_pb2_grpc,
+    run_service_pb2,
+    run_service_pb2_grpc,
+    worker_service_pb2,
+)
+from fencepost_server.api.definition_service import DefinitionService
+from fencepost_server.api.run_service import RunService
+from fencepost_server.config import Config
+from fencepost_server.engine.engine import Engine
+from fencepost_server.session.stream import WorkerStreams
+
+SERVICES = (
+    run_service_pb2.DESCRIPTOR.services_by_name["RunService"].full_name,
+    definition_service_pb2.DESCRIPTOR.services_by_name["DefinitionService"].full_name,
+    worker_service_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name,
+)
+
+
+class PortInUse(OSError):
+    """The gRPC port is taken."""
+
+
+class GrpcServer:
+    """Serves an engine on a port."""
+
+    def __init__(self, config: Config, engine: Engine) -> None:
+        self._config = config
+        self.streams = WorkerStreams(config, engine)
+        self._health = health.aio.HealthServicer()
+        self._server = grpc.aio.server(maximum_concurrent_rpcs=config.max_concurrent_calls, options=_options(config))
+        run_service_pb2_grpc.add_RunServiceServicer_to_server(RunService(config, engine), self._server)
+        definition_service_pb2_grpc.add_DefinitionServiceServicer_to_server(
+            DefinitionService(config, engine), self._server
+        )
+        self._server.add_generic_rpc_handlers((self.streams.handler(),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
+        self.port = 0
+        self._serving: bool | None = None
+
+    async def start(self) -> None:
+        """Bind and serve. Raises PortInUse."""
+        address = f"{self._config.grpc_host}:{self._config.grpc_port}"
+        try:
+            self.port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise PortInUse(f"can't listen on {address}: is the port in use?") from error
+        await self.set_serving(serving=False)
+        await self._server.start()
+
+    async def set_serving(self, *, serving: bool) -> None:
+        """Tell load balancers whether to send work here."""
+        if serving == self._serving:
+            return
+        self._serving = serving
+        state = health_pb2.HealthCheckResponse
+        status = state.SERVING if serving else state.NOT_SERVING
+        for name in ("", *SERVICES):
+            await self._health.set(name, status)
+
+    async def stop(self) -> None:
+        """End all calls that are left."""
+        await self._server.stop(0)
+
+
+def _options(config: Config) -> list[tuple[str, int]]:
+    """Channel options by their exact names: an unknown one is ignored without a word."""
+    return [
+        ("grpc.so_reuseport", 0),
+        # Frames over the limit get a typed error of ours up to twice the limit, gRPC's own beyond it.
+        ("grpc.max_receive_message_length", 2 * config.max_frame_bytes + 4096),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ]

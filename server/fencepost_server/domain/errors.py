@@ -1,0 +1,210 @@
+"""What a caller can be told: one class for each ErrorReason of the contract.
+
+    FencepostError
+    ├── InvalidArgument     wrong whatever the state
+    ├── NotFound
+    ├── AlreadyExists       a key is taken
+    ├── FailedPrecondition  the state forbids it
+    ├── Aborted             lost a race
+    ├── ResourceExhausted   a limit; with a delay to retry after
+    ├── Unavailable         the only errors to retry blindly; with a delay
+    ├── DeadlineExceeded
+    └── Internal
+
+The reason of a class is its name in upper case with underscores; tests compare the two lists. The api layer
+turns them into google.rpc.Status; no other layer knows gRPC codes. OUTPUT_SCHEMA_MISMATCH, LEASE_EXPIRED,
+ATTEMPT_TIMEOUT and NOT_DELIVERED are failures of steps rather than of calls: they have a class all the same, so
+that there is one list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from fencepost_server.domain.violation import Violation
+
+
+class FencepostError(Exception):
+    """Base. ``violations`` has every fault with its place; ``metadata`` is for programs; ``retry_after`` is in
+    seconds.
+    """
+
+    reason: ClassVar[str] = ""
+    retry_after: float | None = None
+
+    def __init__(
+        self, message: str, *, violations: Sequence[Violation] = (), metadata: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.violations = tuple(violations)
+        self.metadata = dict(metadata or {})
+
+    def __init_subclass__(cls) -> None:
+        cls.reason = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).upper()
+
+
+class InvalidArgument(FencepostError):
+    """The request is wrong whatever the state."""
+
+
+class InvalidRequest(InvalidArgument):
+    """Fields are missing or out of range."""
+
+
+class InvalidJson(InvalidArgument):
+    """A payload is not JSON within the limits."""
+
+
+class InputSchemaMismatch(InvalidArgument):
+    """A run's input breaks the workflow's schema."""
+
+
+class PayloadTooLarge(InvalidArgument):
+    """A payload is over max_payload_bytes."""
+
+
+class InvalidManifest(InvalidArgument):
+    """A manifest has faults."""
+
+
+class InvalidPageToken(InvalidArgument):
+    """A page token is not ours."""
+
+
+class InvalidHello(InvalidArgument):
+    """A worker introduced itself wrongly."""
+
+
+class FrameTooLarge(InvalidArgument):
+    """A frame is over max_frame_bytes or max_frame_items."""
+
+
+class FrameOutOfOrder(InvalidArgument):
+    """A frame's id is not the previous one + 1."""
+
+
+class InvalidFrame(InvalidArgument):
+    """A frame or an item of it is malformed."""
+
+
+class NotFound(FencepostError):
+    """What the request names does not exist in its namespace."""
+
+
+class UnknownWorkflow(NotFound):
+    """No definition was registered for the workflow."""
+
+
+class UnknownDefinition(NotFound):
+    """The workflow has no definition with that hash."""
+
+
+class RunNotFound(NotFound):
+    """No such run."""
+
+
+class AlreadyExists(FencepostError):
+    """A key was used for something else (I7)."""
+
+
+class RequestKeyConflict(AlreadyExists):
+    """The request key names a run with another input."""
+
+
+class RequestIdConflict(AlreadyExists):
+    """The request id was used for another request."""
+
+
+class FailedPrecondition(FencepostError):
+    """The state forbids it."""
+
+
+class DefinitionDrift(FailedPrecondition):
+    """The compatibility id is registered with another manifest."""
+
+
+class HelloRequired(FailedPrecondition):
+    """The first frame was not Hello."""
+
+
+class DuplicateHello(FailedPrecondition):
+    """A second Hello on one stream."""
+
+
+class UnsupportedProtocol(FailedPrecondition):
+    """The protocol version is not spoken here."""
+
+
+class SchemaVersionMismatch(FailedPrecondition):
+    """The database's schema is older or newer than this release."""
+
+
+class InvalidState(FailedPrecondition):
+    """The run's state forbids it."""
+
+
+class Aborted(FencepostError):
+    """The caller lost a race."""
+
+
+class LeaseLost(Aborted):
+    """The fencing token is not the current one (I2)."""
+
+
+class OutputSchemaMismatch(InvalidArgument):
+    """A step's output breaks the node's schema; recorded as a CORRECTIVE failure."""
+
+
+class LeaseExpired(Aborted):
+    """A lease ran out without a heartbeat; recorded as an OPERATIONAL failure."""
+
+
+class AttemptTimeout(Aborted):
+    """An attempt ran longer than the node's timeout; recorded as an OPERATIONAL failure."""
+
+
+class NotDelivered(Aborted):
+    """A task came back too often; recorded as an OPERATIONAL failure."""
+
+
+class ResourceExhausted(FencepostError):
+    """A limit was reached; retry after the delay."""
+
+    retry_after = 1.0
+
+
+class TooManySessions(ResourceExhausted):
+    """max_sessions is reached."""
+
+
+class Overloaded(ResourceExhausted):
+    """A queue is full."""
+
+
+class Unavailable(FencepostError):
+    """Retry, with the same request id, after the delay."""
+
+    retry_after = 0.5
+
+
+class DatabaseUnavailable(Unavailable):
+    """The database can't be reached or did not answer in time."""
+
+
+class ServerDraining(Unavailable):
+    """This server is shutting down."""
+
+
+class DeadlineExceeded(FencepostError):
+    """The other side took too long."""
+
+
+class SessionTimedOut(DeadlineExceeded):
+    """A worker has not read or not answered for too long."""
+
+
+class Internal(FencepostError):
+    """A fault of ours; the message has the incident id that the log has."""

@@ -1,0 +1,226 @@
+"""The nouns of the engine: states, events, failures, payloads, and the rows that decisions change.
+
+Numbers are those that the database stores. Rows are mutable on purpose: the fold of a batch works on its own
+copies of them and then writes what became of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from enum import IntEnum
+from typing import Any
+
+
+class RunState(IntEnum):
+    """Where a run is in its life."""
+
+    PENDING = 1
+    RUNNING = 2
+    COMPLETED = 3
+    FAILED = 4
+    BLOCKED = 5
+
+    @property
+    def final(self) -> bool:
+        """Nothing changes a run in a final state (I4)."""
+        return self in (RunState.COMPLETED, RunState.FAILED)
+
+
+class EventType(IntEnum):
+    """What an entry of a history says."""
+
+    RUN_STARTED = 1
+    STEP_SCHEDULED = 2
+    STEP_RETRYING = 3
+    STEP_COMPLETED = 4
+    STEP_FAILED = 5
+    RUN_COMPLETED = 6
+    RUN_FAILED = 7
+    RUN_BLOCKED = 8
+
+
+class FailureKind(IntEnum):
+    """What a failure means for the next attempt."""
+
+    OPERATIONAL = 1
+    CORRECTIVE = 2
+    PERMANENT = 3
+
+
+class Outcome(IntEnum):
+    """The answer to one item of a worker's frame."""
+
+    OK = 1
+    LEASE_LOST = 2
+    ALREADY_DONE = 3
+    REFUSED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A value of a user, stored as sent: JSON text or bytes. ``metadata`` is JSON text of an object of strings,
+    or None.
+    """
+
+    json: str | None = None
+    binary: bytes | None = None
+    metadata: str | None = None
+
+    @property
+    def size(self) -> int:
+        """About its bytes."""
+        return len(self.json or "") + len(self.binary or b"") + len(self.metadata or "")
+
+    def digest(self) -> bytes:
+        """SHA-256 of what was sent, so that a repeat can be told from another outcome (I6)."""
+        body = self.json.encode() if self.json is not None else b"\0" + (self.binary or b"")
+        if self.metadata is not None:
+            body += b"\0\0" + self.metadata.encode()
+        return hashlib.sha256(body).digest()
+
+
+NULL = Payload(json="null")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an attempt failed. ``feedback`` is for the next attempt of a CORRECTIVE one."""
+
+    kind: FailureKind
+    code: str
+    message: str
+    feedback: Payload | None = None
+    node_id: str = ""
+    attempt: int = 0
+
+    def to_json(self) -> str:
+        """As stored in json columns."""
+        value: dict[str, Any] = {"kind": int(self.kind), "code": self.code, "message": self.message}
+        if self.node_id:
+            value["node_id"] = self.node_id
+        if self.attempt:
+            value["attempt"] = self.attempt
+        if self.feedback is not None:
+            binary = self.feedback.binary
+            value["feedback"] = {
+                "json": self.feedback.json,
+                "binary": None if binary is None else binary.hex(),
+                "metadata": self.feedback.metadata,
+            }
+        return json.dumps(value)
+
+    @staticmethod
+    def from_json(text: str) -> Failure:
+        """The inverse of ``to_json``."""
+        value = json.loads(text)
+        feedback = value.get("feedback")
+        return Failure(
+            kind=FailureKind(value["kind"]),
+            code=value["code"],
+            message=value["message"],
+            feedback=None
+            if feedback is None
+            else Payload(
+                feedback["json"],
+                None if feedback["binary"] is None else bytes.fromhex(feedback["binary"]),
+                feedback["metadata"],
+            ),
+            node_id=value.get("node_id", ""),
+            attempt=value.get("attempt", 0),
+        )
+
+
+@dataclass(slots=True)
+class RunRow:
+    """A locked run, as the fold of a batch changes it. The order of fields is that of the statement lock_runs."""
+
+    run_id: str
+    namespace: str
+    workflow_id: str
+    definition_hash: bytes
+    user_id: str
+    priority: int
+    state: int
+    node_index: int
+    next_seq: int
+    last_event_at: datetime
+    output_seq: int | None = None
+    failure: str | None = None
+    ended_at: datetime | None = None
+
+
+@dataclass(slots=True)
+class TaskRow:
+    """A locked task, as the fold of a batch changes it. The order of fields is that of the statement lock_tasks."""
+
+    run_id: str
+    task_id: int
+    queue: str
+    handler: str
+    priority: int
+    node_index: int
+    input_seq: int
+    visible_at: datetime
+    attempt: int
+    operational_failures: int
+    corrective_failures: int
+    redeliveries: int
+    token: int
+    lease_ms: int
+    timeout_ms: int | None
+    lease_session: str | None
+    lease_expires_at: datetime | None
+    attempt_deadline_at: datetime | None
+    last_failure: str | None = None
+    feedback: str | None = None
+    outcomes: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a task that is gone ended: from its event."""
+
+    type: int
+    token: int
+    digest: bytes | None
+    detail: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedTask:
+    """A task on lease, with all that a worker is told of it. ``frame_id``: the worker's last frame before the lease."""
+
+    run_id: str
+    task_id: int
+    token: int
+    namespace: str
+    workflow_id: str
+    definition_hash: bytes
+    handler: str
+    queue: str
+    priority: int
+    node_id: str
+    attempt: int
+    lease_seconds: float
+    timeout_seconds: float | None
+    input: Payload
+    feedback: Failure | None
+    user_id: str
+    eager_depth: int = 0
+    frame_id: int = 0
+
+
+FIRST_TOKEN = 1
+
+
+def first_token(epoch: int) -> int:
+    """The first fencing token of a step in this epoch of the database (I3)."""
+    return (epoch << 40) + FIRST_TOKEN
+
+
+def next_token(token: int, epoch: int) -> int:
+    """The token that fences off the holder of ``token``."""
+    return max(token + 1, first_token(epoch))

@@ -1,0 +1,1 @@
+"""Use cases and loops. The engine owns every transaction and asks domain for every decision."""

@@ -1,0 +1,284 @@
+"""One batch of a lane: lock, read, decide, write, commit, then tell.
+
+The order of locks is that of the whole server: deployments (share), keys (sorted), runs by id, tasks by id.
+What a decision rests on is read by a later statement than the one that locked it. Nobody is told anything
+before the commit (I1).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from fencepost_server.config import Config
+from fencepost_server.domain.errors import (
+    FencepostError,
+    InputSchemaMismatch,
+    RequestIdConflict,
+    RequestKeyConflict,
+    UnknownDefinition,
+    UnknownWorkflow,
+)
+from fencepost_server.domain.graph import Graph
+from fencepost_server.domain.model import LeasedTask
+from fencepost_server.engine.catalog import Catalog
+from fencepost_server.engine.fold import Changes, Eager, Fold
+from fencepost_server.engine.operations import Answer, Operation, Report, Start, Started, WorkerSession
+from fencepost_server.store import batch
+from fencepost_server.store.batch import Key, KeyRow, Locked
+from fencepost_server.store.connection import Connection, Session, transaction
+
+REQUEST_KEY, REQUEST_ID = 1, 2
+"""Kinds of run_key."""
+
+
+@dataclass(slots=True)
+class Decided:
+    """What a committed batch has to tell: the changes, and the starts that were answered without making a run."""
+
+    changes: Changes
+    answered: list[tuple[Start, Started | FencepostError]]
+
+
+class Committer:
+    """Commits batches. ``eager`` decides on leasing the next step at once; ``told`` gets every committed batch."""
+
+    def __init__(self, config: Config, catalog: Catalog, eager: Eager, told: Callable[[Decided], None]) -> None:
+        self._config = config
+        self._catalog = catalog
+        self._eager = eager
+        self._told = told
+        self.after_commit: Callable[[], Awaitable[None]] | None = None
+        """Called between commit and send, when set: where tests cut."""
+
+    async def work(self, connection: Connection, operations: list[Operation], skip_locked: bool) -> list[Operation]:
+        """A lane's ``work``. Returns the operations whose runs another transaction holds."""
+        async with transaction(connection, self._config) as session:
+            decided, skipped = await self._decide(session, operations, skip_locked)
+            await _write(session, decided.changes)
+        if self.after_commit is not None:
+            await self.after_commit()
+        self._told(decided)
+        return skipped
+
+    async def _decide(
+        self, session: Session, operations: list[Operation], skip_locked: bool
+    ) -> tuple[Decided, list[Operation]]:
+        starts = [op for op in operations if isinstance(op, Start)]
+        reports = [op for op in operations if isinstance(op, Report)]
+        again = [op.run_id for op in starts if op.again]
+        locked = await batch.lock_and_read(
+            session,
+            {(op.namespace, op.workflow_id) for op in starts},
+            {op.run_id for op in reports},
+            {(op.run_id, op.task_id) for op in reports},
+            skip_locked=skip_locked,
+        )
+        existing = await batch.read_runs(session, again) if again else {}
+        skipped: list[Operation] = []
+        if skip_locked:
+            known = await batch.read_runs(session, [op.run_id for op in reports if op.run_id not in locked.runs])
+            skipped = [op for op in reports if op.run_id in known]
+            reports = [op for op in reports if op.run_id not in known]
+        missing = {key for op in reports if (key := (op.run_id, op.task_id)) not in locked.tasks}
+        missing = {key for key in missing if key[0] in locked.runs}
+        ended = await batch.read_outcomes(session, missing) if missing else {}
+        graphs = await self._catalog.graphs(session, {run.definition_hash for run in locked.runs.values()})
+        fold = Fold(
+            locked.clock.now, locked.clock.epoch, locked.clock.hold_until, locked.runs, locked.tasks, ended, graphs,
+            self._config.free_redeliveries, random.random, self._eager,
+        )  # fmt: skip
+        answered: list[tuple[Start, Started | FencepostError]] = []
+        if starts:
+            answered = await self._start(session, fold, starts, locked, existing)
+        for report in reports:
+            fold.report(report)
+        return Decided(fold.changes, answered), skipped
+
+    async def _start(
+        self, session: Session, fold: Fold, starts: list[Start], locked: Locked, existing: dict[str, bytes]
+    ) -> list[tuple[Start, Started | FencepostError]]:
+        """Fold the starts that make runs; returns the others with their answers."""
+        answered: list[tuple[Start, Started | FencepostError]] = []
+        graphs = await self._catalog.graphs_for_starts(session, starts, locked.active)
+        valid: list[tuple[Start, Graph]] = []
+        for start in starts:
+            if start.run_id in existing:
+                # The try before was committed, only its answer was lost.
+                answered.append((start, Started(start.run_id, True, existing[start.run_id])))
+            elif isinstance(outcome := _checked(start, graphs, locked), FencepostError):
+                answered.append((start, outcome))
+            else:
+                valid.append((start, outcome))
+        keyed = [(start, graph) for start, graph in valid if start.request_key or start.request_id]
+        bound = await self._bind(session, keyed, locked) if keyed else {}
+        for start, graph in valid:
+            answer = bound.get(start.run_id)
+            if answer is None:
+                fold.start(start, graph)
+            else:
+                answered.append((start, answer))
+        return answered
+
+    async def _bind(
+        self, session: Session, starts: list[tuple[Start, Graph]], locked: Locked
+    ) -> dict[str, Started | FencepostError]:
+        """Claim the keys of starts. Returns, by run id, the answers of those that make no run: bound, repeated,
+        or in conflict.
+
+        A request id is asked before the request key (memory before state). Within one batch the first start of
+        a key wins, as if they had come one after the other.
+        """
+        now = locked.clock.now
+        expires = now + timedelta(seconds=self._config.request_memory)
+        rows: dict[Key, tuple[KeyRow, datetime | None]] = {}
+        for start, graph in starts:
+            for key, fingerprint in _keys(start):
+                expiry = expires if key[1] == REQUEST_ID else None
+                rows.setdefault(key, (KeyRow(start.run_id, graph.hash, fingerprint, True), expiry))
+        await batch.insert_keys(session, [(key, row, expiry) for key, (row, expiry) in rows.items()])
+        keys = Keys(await batch.read_keys(session, list(rows)))
+        answers = {
+            start.run_id: answer for start, graph in starts if (answer := keys.claim(start, graph.hash)) is not None
+        }
+        if keys.rebound:
+            await batch.update_keys(session, list(keys.rebound.items()))
+        if keys.released:
+            await batch.delete_keys(session, list(keys.released.items()))
+        return answers
+
+
+def _checked(start: Start, graphs: dict[tuple[str, str, bytes], Graph], locked: Locked) -> Graph | FencepostError:
+    """The definition that a start takes, or why it can't."""
+    active = locked.active.get((start.namespace, start.workflow_id))
+    if active is None:
+        return UnknownWorkflow(f"no definition is registered for workflow {start.workflow_id!r}")
+    graph = graphs.get((start.namespace, start.workflow_id, start.definition_hash or active))
+    if graph is None:
+        wanted = (start.definition_hash or active).hex()
+        return UnknownDefinition(f"workflow {start.workflow_id!r} has no definition {wanted}")
+    if start.input.binary is None and (faults := graph.input_violations(start.value)):
+        return InputSchemaMismatch(f"the input breaks the schema of workflow {start.workflow_id!r}", violations=faults)
+    return graph
+
+
+def _request_key_key(start: Start) -> Key | None:
+    if not start.request_key:
+        return None
+    return (start.namespace, REQUEST_KEY, start.workflow_id, start.user_id, start.request_key)
+
+
+def _request_id_key(start: Start) -> Key | None:
+    return (start.namespace, REQUEST_ID, "", "", start.request_id) if start.request_id else None
+
+
+def _keys(start: Start) -> Iterable[tuple[Key, bytes]]:
+    """The keys that a start brings, each with the fingerprint that it is remembered with."""
+    if (key := _request_key_key(start)) is not None:
+        yield key, start.fingerprint
+    if (key := _request_id_key(start)) is not None:
+        yield key, start.request_fingerprint
+
+
+class Keys:
+    """The keys of a batch's starts as the table has them after the insert, while the starts claim them one
+    after the other.
+    """
+
+    def __init__(self, stored: dict[Key, KeyRow]) -> None:
+        self._stored = stored
+        self.rebound: dict[Key, KeyRow] = {}
+        """Rows of this transaction that turned out to stand for another run."""
+        self.released: dict[Key, str] = {}
+        """Rows of this transaction (with their run id) whose start was refused or bound."""
+
+    def claim(self, start: Start, definition_hash: bytes) -> Started | FencepostError | None:
+        """The answer of a start that makes no run, or None: its keys are its own and it makes the run."""
+        answer = self._answer(start)
+        if answer is not None:
+            self._let_go(start, answer)
+            return answer
+        for key, fingerprint in _keys(start):
+            if key not in self._stored:  # its row was let go by an earlier start of the batch: it is this one's now
+                self._stored[key] = self.rebound[key] = KeyRow(start.run_id, definition_hash, fingerprint, True)
+                self.released.pop(key, None)
+        return None
+
+    def _answer(self, start: Start) -> Started | FencepostError | None:
+        row = self._foreign(start, _request_id_key(start))
+        if row is not None:
+            if row.fingerprint != start.request_fingerprint:
+                return _conflict(RequestIdConflict, "request id", start.request_id, row, start.request_fingerprint)
+            return Started(row.run_id, row.created, row.definition_hash)
+        row = self._foreign(start, _request_key_key(start))
+        if row is not None:
+            if row.fingerprint != start.fingerprint:
+                return _conflict(RequestKeyConflict, "request key", start.request_key, row, start.fingerprint)
+            return Started(row.run_id, False, row.definition_hash)
+        return None
+
+    def _foreign(self, start: Start, key: Key | None) -> KeyRow | None:
+        row = None if key is None else self._stored.get(key)
+        return row if row is not None and row.run_id != start.run_id else None
+
+    def _let_go(self, start: Start, answer: Started | FencepostError) -> None:
+        """No run of this id comes to be, so no key may stand for it. A request id remembers whose run it was
+        answered with.
+        """
+        for key, fingerprint in _keys(start):
+            row = self._stored.get(key)
+            if row is None or row.run_id != start.run_id:
+                continue
+            if key[1] == REQUEST_ID and isinstance(answer, Started):
+                self._stored[key] = self.rebound[key] = KeyRow(
+                    answer.run_id, answer.definition_hash, fingerprint, False
+                )
+            else:
+                del self._stored[key]
+                self.rebound.pop(key, None)
+                self.released[key] = start.run_id
+
+
+def _conflict(
+    error: type[RequestKeyConflict | RequestIdConflict], what: str, key: str, row: KeyRow, fingerprint: bytes
+) -> FencepostError:
+    return error(
+        f"the {what} {key!r} was used by run {row.run_id} with another request",
+        metadata={
+            "existing_run_id": row.run_id,
+            "existing_fingerprint": row.fingerprint.hex(),
+            "request_fingerprint": fingerprint.hex(),
+        },
+    )
+
+
+async def _write(session: Session, changes: Changes) -> None:
+    """One round trip, with the commit: rows are independent of each other, so the order is free."""
+    if changes.new_runs:
+        await batch.insert_runs(session, changes.new_runs, changes.now)
+    if changes.changed_runs:
+        await batch.update_runs(session, changes.changed_runs.values())
+    if changes.gone_tasks:
+        await batch.delete_tasks(session, changes.gone_tasks)
+    if changes.changed_tasks:
+        await batch.update_tasks(session, changes.changed_tasks.values())
+    if changes.new_tasks:
+        await batch.insert_tasks(session, [(new.row, new.namespace) for new in changes.new_tasks])
+    if changes.events:
+        await batch.insert_events(session, changes.events)
+
+
+Told = tuple[list[tuple[Report, Answer]], list[LeasedTask]]
+
+
+def by_session(changes: Changes) -> dict[WorkerSession, Told]:
+    """Answers and leased tasks, grouped by the session that is told them together."""
+    grouped: dict[WorkerSession, Told] = {}
+    for report, answer in changes.reports:
+        if report.session is not None:
+            grouped.setdefault(report.session, ([], []))[0].append((report, answer))
+    for session, task in changes.leased:
+        grouped.setdefault(session, ([], []))[1].append(task)
+    return grouped

@@ -1,0 +1,219 @@
+"""Who gets which ready task: claims by demand, and the decision to hand on the next step without a claim.
+
+Hints say where ready work is: from this server's commits, from other servers' notifications, from the probe.
+They only save looking; a hint too many costs one lookup, one too few is repaired by the next probe (I10).
+Sessions of one namespace with the same handlers are served by one claim; room is reserved before the claim, so
+that a session never has more out than its capacity.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from fencepost_server.config import Config
+from fencepost_server.domain.errors import DatabaseUnavailable
+from fencepost_server.domain.model import Failure, LeasedTask, RunRow
+from fencepost_server.engine.catalog import Catalog
+from fencepost_server.engine.fold import Ready
+from fencepost_server.engine.loops import Loop
+from fencepost_server.engine.operations import Report, ReportKind, WorkerSession
+from fencepost_server.store import tasks
+from fencepost_server.store.connection import Database
+from fencepost_server.store.tasks import Claimed, Want
+
+Place = tuple[str, str, str, int]
+"""namespace, queue, handler, priority."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Demand:
+    """One claim to make."""
+
+    namespace: str
+    wants: list[Want]
+    seen: dict[Place, int]
+    slots: list[WorkerSession]
+
+
+class Dispatcher:
+    """Keeps the sessions of this server supplied. ``report`` takes reports about tasks that could not be sent."""
+
+    def __init__(
+        self, config: Config, database: Database, catalog: Catalog, report: Callable[[Sequence[Report]], None]
+    ) -> None:
+        self._config = config
+        self._database = database
+        self._catalog = catalog
+        self._sessions: dict[str, WorkerSession] = {}
+        self._ready: dict[Place, int] = {}
+        self._due: dict[Place, float] = {}
+        self._hints = 0
+        self.draining = False
+        self._report = report
+        self.on_ambiguous: Callable[[], None] | None = None
+        """Called when it is not known whether a claim was committed."""
+        self.loop = Loop("dispatch", self.run_once)
+
+    # What there is
+
+    def add(self, session: WorkerSession) -> None:
+        """A session that may take tasks."""
+        self._sessions[session.session_id] = session
+        self.loop.wake()
+
+    def remove(self, session: WorkerSession) -> None:
+        """A session that takes no more."""
+        self._sessions.pop(session.session_id, None)
+
+    @property
+    def sessions(self) -> Sequence[WorkerSession]:
+        """Those that may take tasks."""
+        return list(self._sessions.values())
+
+    def session(self, session_id: str) -> WorkerSession | None:
+        """The session of that id, if it is this server's."""
+        return self._sessions.get(session_id)
+
+    def hint(self, ready: Iterable[Ready]) -> None:
+        """Work became ready, or will be."""
+        now = asyncio.get_running_loop().time()
+        for work in ready:
+            place = (work.namespace, work.queue, work.handler, work.priority)
+            if work.delay <= 0:
+                self._hints += 1
+                self._ready[place] = self._hints
+            elif work.delay < 86_400:
+                due = now + work.delay
+                self._due[place] = min(due, self._due.get(place, due))
+        self.loop.wake()
+
+    def wake(self) -> None:
+        """Room became free."""
+        self.loop.wake()
+
+    def higher_waits(self, session: WorkerSession, priority: int) -> bool:
+        """Does work of a higher priority wait that this session could do?"""
+        return any(
+            place[3] < priority and place[0] == session.namespace and (place[1], place[2]) in session.handlers
+            for place in self._ready
+        )
+
+    def eager(self, report: Report, run: RunRow, queue: str, handler: str) -> int | None:
+        """May the session that completed a step take the next one at once? See engine.fold.Eager."""
+        session = report.session
+        if session is None or self.draining or (queue, handler) not in session.handlers:
+            return None
+        depth = session.eager_depth(report.run_id, report.task_id)
+        if depth is None or depth >= self._config.eager_limit or self.higher_waits(session, run.priority):
+            return None
+        return depth + 1
+
+    # Claims
+
+    async def run_once(self) -> float | None:
+        """Claim until nobody has room for what is ready. Returns the seconds until known work falls due."""
+        self._ripen()
+        if self.draining:
+            return None
+        while demands := self._demands():
+            for demand in demands:
+                await self._claim(demand)
+        if not self._due:
+            return None
+        return max(0.0, min(self._due.values()) - asyncio.get_running_loop().time())
+
+    def _ripen(self) -> None:
+        now = asyncio.get_running_loop().time()
+        ripe = [place for place, due in self._due.items() if due <= now]
+        for place in ripe:
+            del self._due[place]
+            self._hints += 1
+            self._ready[place] = self._hints
+
+    def _demands(self) -> list[_Demand]:
+        """One demand a group of sessions with the same handlers, for what is ready and fits."""
+        if not self._ready:
+            return []
+        groups: dict[tuple[str, frozenset[tuple[str, str]]], list[WorkerSession]] = {}
+        for session in self._sessions.values():
+            if session.room() > 0:
+                groups.setdefault((session.namespace, session.handlers), []).append(session)
+        demands = []
+        for (namespace, handlers), sessions in groups.items():
+            seen = {p: n for p, n in self._ready.items() if p[0] == namespace and (p[1], p[2]) in handlers}
+            if seen:
+                wants = [Want(p[1], p[2], p[3]) for p in sorted(seen, key=lambda p: (p[3], seen[p]))]
+                demands.append(_Demand(namespace, wants, seen, self._slots(sessions)))
+        return demands
+
+    def _slots(self, sessions: Sequence[WorkerSession]) -> list[WorkerSession]:
+        """Free slots, one of each session in turn, up to the size of a claim."""
+        rooms = [(session, session.room()) for session in sessions]
+        slots: list[WorkerSession] = []
+        turn = 0
+        while rooms and len(slots) < self._config.claim_batch:
+            slots.extend(session for session, _ in rooms)
+            turn += 1
+            rooms = [(session, room) for session, room in rooms if room > turn]
+        return slots[: self._config.claim_batch]
+
+    async def _claim(self, demand: _Demand) -> None:
+        """One claim: reserve, lease, deliver."""
+        slots = [slot for slot in demand.slots if slot.open and slot.room() > 0]
+        if not slots:
+            return
+        frames = {slot.session_id: slot.last_frame() for slot in slots}
+        for slot in slots:
+            slot.reserve(1)
+        try:
+            claimed = await tasks.claim(
+                self._database, demand.namespace, demand.wants, [slot.session_id for slot in slots]
+            )
+        except DatabaseUnavailable:
+            if self.on_ambiguous is not None:
+                self.on_ambiguous()
+            raise
+        finally:
+            for slot in slots:
+                slot.reserve(-1)
+        if len(claimed) < len(slots):
+            for place, hint in demand.seen.items():
+                if self._ready.get(place) == hint:
+                    del self._ready[place]
+        if claimed:
+            await self._deliver(demand.namespace, claimed, {slot.session_id: slot for slot in slots}, frames)
+
+    async def _deliver(
+        self, namespace: str, claimed: list[Claimed], sessions: dict[str, WorkerSession], frames: dict[str, int]
+    ) -> None:
+        """Send what was claimed; what can't be sent goes back."""
+        given: dict[str, list[LeasedTask]] = {}
+        unsent: list[Claimed | LeasedTask] = []
+        try:
+            for task in claimed:
+                graph = await self._catalog.graph(self._database, task.definition_hash)
+                given.setdefault(task.session_id, []).append(
+                    _leased(task, namespace, graph.nodes[task.node_index].step.id, frames[task.session_id])
+                )
+        except Exception:
+            self.give_back(namespace, claimed)
+            raise
+        for session_id, leased in given.items():
+            unsent.extend(sessions[session_id].settle((), leased))
+        if unsent:
+            self.give_back(namespace, unsent)
+
+    def give_back(self, namespace: str, unsent: Iterable[Claimed | LeasedTask]) -> None:
+        """Tasks that were leased but are on no stream become ready again, and get their attempt back."""
+        self._report([Report(ReportKind.UNDELIVERED, t.run_id, t.task_id, t.token, namespace) for t in unsent])
+
+
+def _leased(task: Claimed, namespace: str, node_id: str, frame_id: int) -> LeasedTask:
+    return LeasedTask(
+        task.run_id, task.task_id, task.token, namespace, task.workflow_id, task.definition_hash, task.handler, task.queue,
+        task.priority, node_id, task.attempt, task.lease_ms / 1000,
+        None if task.timeout_ms is None else task.timeout_ms / 1000, task.input,
+        None if task.feedback is None else Failure.from_json(task.feedback), task.user_id, 0, frame_id,
+    )  # fmt: skip

@@ -1,0 +1,201 @@
+"""The engine of one server: lanes and loops put together, and the use cases that the edges call.
+
+It holds no truth: everything here can be lost at any moment, and another server goes on (I13).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+import zlib
+from collections.abc import Sequence
+from datetime import datetime
+
+from fencepost_server.config import Config
+from fencepost_server.domain.errors import FencepostError, ServerDraining
+from fencepost_server.domain.model import LeasedTask
+from fencepost_server.engine import leases
+from fencepost_server.engine.catalog import Catalog
+from fencepost_server.engine.commit import Committer, Decided, by_session
+from fencepost_server.engine.dispatch import Dispatcher
+from fencepost_server.engine.fold import Ready
+from fencepost_server.engine.leases import Adopted, Closer, Renewer, Sweeper
+from fencepost_server.engine.loops import Loop
+from fencepost_server.engine.notify import Listener, Notifier
+from fencepost_server.engine.operations import Operation, Report, ReportKind, Start, Started, WorkerSession
+from fencepost_server.engine.reconcile import Reconciler
+from fencepost_server.engine.starting import StartRequest, make_start
+from fencepost_server.engine.watch import Watches
+from fencepost_server.store import cluster
+from fencepost_server.store.cluster import SessionRow
+from fencepost_server.store.connection import Database
+from fencepost_server.store.lane import Lane
+from fencepost_server.store.tasks import Ref
+
+log = logging.getLogger("fencepost.engine")
+
+_HOUSEKEEPING = 60.0
+
+
+class Engine:
+    """See the module. ``start`` before use; ``drain`` then ``stop`` at the end."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.server_id = str(uuid.uuid4())
+        self.database = Database(config)
+        self.catalog = Catalog()
+        self.dispatcher = Dispatcher(config, self.database, self.catalog, self.report)
+        self.committer = Committer(config, self.catalog, self.dispatcher.eager, self._told)
+        self.lanes = [Lane[Operation](str(n), config, self.committer.work) for n in range(config.lanes)]
+        self.watches = Watches(config, self.database)
+        self.renewer = Renewer(config, self.database)
+        self.closer = Closer(config, self.database)
+        self.sweeper = Sweeper(config, self.database, self.report)
+        self.reconciler = Reconciler(self.database, self.dispatcher, self.report)
+        self.notifier = Notifier(config, self.database, self.server_id)
+        self.listener = Listener(config, self.server_id, self.dispatcher.hint, self.watches.changed)
+        self.draining = False
+        self.loops = [
+            self.dispatcher.loop,
+            self.watches.loop,
+            self.renewer.loop,
+            self.closer.loop,
+            self.reconciler.loop,
+            self.sweeper.loop,
+            self.notifier.loop,
+            self.listener.loop,
+            Loop("probe", self.probe_once),
+            Loop("housekeeping", self.housekeep_once),
+        ]
+        self.last_probe = 0.0
+        """Monotonic time of the last good probe: how the server knows that it has a database."""
+        for lane in self.lanes:
+            lane.on_recovery = self.reconciler.request
+        self.dispatcher.on_ambiguous = self.reconciler.request
+
+    # Life
+
+    async def start(self) -> None:
+        """Begin to work; does not wait for the database."""
+        await self.database.open()
+        for lane in self.lanes:
+            lane.start()
+        for loop in self.loops:
+            loop.start()
+
+    def drain(self) -> None:
+        """Lease nothing more; starts are refused from now on."""
+        self.draining = True
+        self.dispatcher.draining = True
+
+    async def flush(self, timeout: float) -> None:
+        """Wait until the lanes are empty, at most so many seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.gather(*(lane.drain() for lane in self.lanes))
+        except TimeoutError:
+            log.warning("stopping although operations still wait for the database")
+
+    async def stop(self) -> None:
+        """End everything at once."""
+        await asyncio.gather(*(loop.stop() for loop in self.loops))
+        await asyncio.gather(*(lane.stop() for lane in self.lanes))
+        await self.database.close()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the database answered lately."""
+        return time.monotonic() - self.last_probe < max(5.0, 5 * self.config.poll_interval)
+
+    # Use cases
+
+    def _lane(self, run_id: str) -> Lane[Operation]:
+        return self.lanes[zlib.crc32(run_id.encode()) % len(self.lanes)]
+
+    async def start_run(self, request: StartRequest) -> Started:
+        """Start a run; returns after its commit (I1). Raises what a start can be refused with."""
+        outcome = await self.submit_start(request)
+        if isinstance(outcome, FencepostError):
+            raise outcome
+        return outcome
+
+    def submit_start(self, request: StartRequest) -> asyncio.Future[Started | FencepostError]:
+        """As ``start_run``, with the outcome as a future. Raises Overloaded, ServerDraining at once."""
+        if self.draining:
+            raise ServerDraining("this server is shutting down")
+        start: Start = make_start(request)
+        self._lane(start.run_id).submit_one(start)
+        return start.result
+
+    def report(self, reports: Sequence[Report]) -> None:
+        """Queue reports on tasks. Their sessions are told after the commit."""
+        by_lane: dict[int, list[Operation]] = {}
+        for report in reports:
+            by_lane.setdefault(zlib.crc32(report.run_id.encode()) % len(self.lanes), []).append(report)
+        for lane, some in by_lane.items():
+            self.lanes[lane].submit(some)
+
+    async def open_session(
+        self, row: SessionRow, previous: Sequence[str], held: Sequence[Ref]
+    ) -> tuple[datetime, Adopted]:
+        """Write a worker's stream down and move its process's leases to it. Returns the database's time and the
+        leases.
+        """
+        now, own = await cluster.open_session(self.database, row, previous)
+        adopted = await leases.adopt(self.database, row, own, held)
+        self.report(
+            [
+                Report(ReportKind.UNDELIVERED, run_id, task_id, token, row.namespace)
+                for (run_id, task_id, token), _session in adopted.orphans
+            ]
+        )
+        return now, adopted
+
+    def close_session(self, session: WorkerSession) -> None:
+        """A worker's stream has ended."""
+        self.dispatcher.remove(session)
+        self.closer.submit(session.session_id)
+
+    # After a commit
+
+    def _told(self, decided: Decided) -> None:
+        """Tell everybody what was committed: callers, workers, waiters, other servers."""
+        changes = decided.changes
+        for start, started in changes.starts:
+            start.settle(started)
+        for start, outcome in decided.answered:
+            start.settle(outcome)
+        unsent: list[LeasedTask] = []
+        for session, (answers, leased) in by_session(changes).items():
+            unsent.extend(session.settle(answers, leased))
+        if unsent:
+            self.dispatcher.give_back(unsent[0].namespace, unsent)
+        for session_id, run_id, task_id, token, reason in changes.revoked:
+            if (holder := self.dispatcher.session(session_id)) is not None:
+                holder.revoke((run_id, task_id, token), reason)
+        if changes.ready:
+            self.dispatcher.hint(changes.ready)
+        elif changes.reports:
+            self.dispatcher.wake()
+        if changes.changed_runs:
+            self.watches.changed(changes.changed_runs)
+        self.notifier.add(changes.ready, changes.ended)
+
+    # Loops
+
+    async def probe_once(self) -> float:
+        """Ask the database what there is to do."""
+        found = await cluster.probe(self.database, self.config, self.server_id)
+        self.last_probe = time.monotonic()
+        self.notifier.others = found.other_servers
+        self.dispatcher.hint([Ready(w.namespace, w.queue, w.handler, w.priority, w.due_in) for w in found.ready])
+        self.sweeper.due_in(found.first_expiry_in)
+        return self.config.poll_interval
+
+    async def housekeep_once(self) -> float:
+        """Forget what is past its time."""
+        await cluster.forget(self.database)
+        return _HOUSEKEEPING

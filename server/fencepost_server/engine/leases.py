@@ -1,0 +1,177 @@
+"""Leases outside a run's batch: heartbeats, reconnects, ended streams, and the sweeper."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fencepost_server.config import Config
+from fencepost_server.engine.loops import Loop
+from fencepost_server.engine.operations import Report, ReportKind
+from fencepost_server.store import cluster, tasks
+from fencepost_server.store.cluster import SessionRow
+from fencepost_server.store.connection import Database
+from fencepost_server.store.tasks import Expired, Ref
+
+_SKIPPED_PAUSE = 0.05
+_MAX_PAGES = 40
+_MAX_LEASES = 100_000
+
+
+@dataclass(slots=True, eq=False)
+class Renewal:
+    """Leases to renew. ``answered`` gets, as they are known, the seconds of each renewed lease and None for
+    each lost one.
+    """
+
+    namespace: str
+    refs: list[Ref]
+    answered: Callable[[dict[Ref, float | None]], None]
+    wanted: Callable[[], bool]
+
+
+class Renewer:
+    """Renews all leases of all heartbeats that came since the last statement in one statement a namespace."""
+
+    def __init__(self, config: Config, database: Database) -> None:
+        self._config = config
+        self._database = database
+        self._waiting: list[Renewal] = []
+        self.loop = Loop("renew", self.run_once)
+
+    def submit(self, renewal: Renewal) -> None:
+        """Queue a heartbeat."""
+        self._waiting.append(renewal)
+        self.loop.wake()
+
+    async def run_once(self) -> float | None:
+        """Renew what waits. A lease that another transaction holds just now is tried again."""
+        waiting = [renewal for renewal in self._waiting if renewal.wanted()]
+        self._waiting = []
+        try:
+            skipped = await self._renew(waiting)
+        except BaseException:
+            self._waiting = waiting + self._waiting
+            raise
+        self._waiting = skipped + self._waiting
+        if not self._waiting:
+            return None
+        return _SKIPPED_PAUSE if len(self._waiting) == len(skipped) else 0.0
+
+    async def _renew(self, waiting: Sequence[Renewal]) -> list[Renewal]:
+        skipped: list[Renewal] = []
+        by_namespace: dict[str, list[Renewal]] = {}
+        for renewal in waiting:
+            by_namespace.setdefault(renewal.namespace, []).append(renewal)
+        for namespace, renewals in by_namespace.items():
+            refs = list({ref for renewal in renewals for ref in renewal.refs})
+            renewed: dict[tuple[str, int], float] = {}
+            locked: set[tuple[str, int]] = set()
+            async with self._database.transaction() as session:
+                for start in range(0, len(refs), 5000):
+                    some, more = await tasks.renew(session, namespace, refs[start : start + 5000])
+                    renewed.update(some)
+                    locked |= more
+            for renewal in renewals:
+                again = [ref for ref in renewal.refs if ref[:2] in locked]
+                renewal.answered({ref: renewed.get(ref[:2]) for ref in renewal.refs if ref[:2] not in locked})
+                if again:
+                    skipped.append(Renewal(namespace, again, renewal.answered, renewal.wanted))
+        return skipped
+
+
+@dataclass(slots=True)
+class Adopted:
+    """What became of a process's leases: those kept with their seconds, and those that it never received."""
+
+    kept: dict[Ref, float] = field(default_factory=dict)
+    orphans: list[tuple[Ref, str]] = field(default_factory=list)
+
+
+async def adopt(database: Database, row: SessionRow, previous: Sequence[str], held: Sequence[Ref]) -> Adopted:
+    """Move a process's held leases to its new session; what its previous sessions had and it does not hold was
+    never received.
+
+    ``previous`` are sessions of the same process (checked by the caller). A lease that a batch holds just now
+    is tried again for a moment; then it counts as lost to the worker's view, while its outcome, if one is under
+    way, still counts by its token.
+    """
+    adopted = Adopted()
+    rest = list(held)
+    for pause in (0.0, 0.02, 0.05, 0.1, 0.2, 0.4):
+        if not rest:
+            break
+        if pause:
+            await asyncio.sleep(pause)
+        async with database.transaction() as session:
+            renewed, locked = await tasks.adopt(session, row.namespace, row.session_id, rest)
+        adopted.kept.update({ref: renewed[ref[:2]] for ref in rest if ref[:2] in renewed})
+        rest = [ref for ref in rest if ref[:2] in locked]
+    if previous:
+        leases = await tasks.session_leases(database, previous, _MAX_LEASES)
+        skipped = set(rest)
+        adopted.orphans = [(ref, session_id) for ref, session_id in leases if ref not in skipped]
+    return adopted
+
+
+class Closer:
+    """Cuts the leases of ended streams down to the grace. Survives an outage: what could not be cut is tried again."""
+
+    def __init__(self, config: Config, database: Database) -> None:
+        self._config = config
+        self._database = database
+        self._waiting: dict[str, int] = {}
+        self.loop = Loop("close", self.run_once)
+
+    def submit(self, session_id: str) -> None:
+        """A stream has ended."""
+        self._waiting[session_id] = 0
+        self.loop.wake()
+
+    async def run_once(self) -> float | None:
+        """Handle every ended stream once."""
+        again = False
+        for session_id, tries in list(self._waiting.items()):
+            done = await tasks.shorten(self._database, session_id, self._config.disconnect_grace)
+            if done or tries >= 100:
+                await cluster.close_session(self._database, session_id)
+                del self._waiting[session_id]
+            else:
+                self._waiting[session_id] = tries + 1
+                again = True
+        return _SKIPPED_PAUSE if again else (0.0 if self._waiting else None)
+
+
+class Sweeper:
+    """Finds leases that ran out and reports them, in bounded pages; each report is checked again under the locks."""
+
+    def __init__(self, config: Config, database: Database, report: Callable[[Sequence[Report]], None]) -> None:
+        self._config = config
+        self._database = database
+        self._report = report
+        self._due = asyncio.get_running_loop().time()
+        self.loop = Loop("sweep", self.run_once)
+
+    def due_in(self, seconds: float | None) -> None:
+        """The probe knows when the next lease runs out; None: there is none."""
+        now = asyncio.get_running_loop().time()
+        self._due = now + 3600 if seconds is None else now + seconds
+        if self._due <= now:
+            self.loop.wake()
+
+    async def run_once(self) -> float | None:
+        """One sweep over all that is due."""
+        if self._due > asyncio.get_running_loop().time():
+            return None
+        after: Expired | None = None
+        for _ in range(_MAX_PAGES):
+            page = await tasks.expired(self._database, after, self._config.sweep_batch)
+            self._report(
+                [Report(ReportKind.EXPIRE, e.run_id, e.task_id, e.token, e.namespace, b"expire") for e in page]
+            )
+            if len(page) < self._config.sweep_batch:
+                break
+            after = page[-1]
+        self._due = asyncio.get_running_loop().time() + 3600
+        return None

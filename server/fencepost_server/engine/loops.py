@@ -1,0 +1,79 @@
+"""A background loop: start, stop, one awaited ``run_once``, and the time of its last good pass.
+
+A pass that fails is logged (once a second at most) and tried again after a pause; a loop never dies quietly,
+and every database call in it has a time limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from fencepost_server.domain.errors import Unavailable
+
+log = logging.getLogger("fencepost.loop")
+
+_LONGEST_PAUSE = 2.0
+
+
+class Loop:
+    """Calls ``run_once`` again and again. ``run_once`` returns the seconds until the next pass; ``wake`` cuts
+    them short.
+    """
+
+    def __init__(self, name: str, run_once: Callable[[], Awaitable[float | None]]) -> None:
+        self.name = name
+        self.run_once = run_once
+        self.last_good = 0.0
+        """Monotonic time of the last good pass, 0 before the first."""
+        self.errors = 0
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._noted = 0.0
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = asyncio.create_task(self._run(), name=f"loop-{self.name}")
+
+    async def stop(self) -> None:
+        """End, also in the middle of a pass: whatever it was doing, its transaction does not commit."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    def wake(self) -> None:
+        """Make the next pass begin now."""
+        self._wake.set()
+
+    async def _run(self) -> None:
+        pause = 0.05
+        while True:
+            self._wake.clear()
+            delay: float | None
+            try:
+                delay = await self.run_once()
+                self.last_good = time.monotonic()
+                pause = 0.05
+            except Exception as error:  # noqa: BLE001  # a loop outlives every error; it is logged and counted
+                self.errors += 1
+                self._note(error)
+                delay, pause = pause, min(pause * 2, _LONGEST_PAUSE)
+                await asyncio.sleep(delay)
+                continue
+            try:
+                await asyncio.wait_for(self._wake.wait(), delay)
+            except TimeoutError:
+                continue
+
+    def _note(self, error: Exception) -> None:
+        now = time.monotonic()
+        if now - self._noted < 1.0:
+            return
+        self._noted = now
+        if isinstance(error, Unavailable):
+            log.warning("%s: %s; trying again", self.name, error)
+        else:
+            log.error("%s: pass failed", self.name, exc_info=error)

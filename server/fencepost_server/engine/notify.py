@@ -1,0 +1,110 @@
+"""Hints between servers: NOTIFY, coalesced and after the commit, never inside a batch's transaction.
+
+A hint says where work became ready or which runs ended. Losing one costs a poll interval (I10). A server that
+knows of no other one sends none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterable
+
+import psycopg
+
+from fencepost_server.config import Config
+from fencepost_server.engine.fold import Ready
+from fencepost_server.engine.loops import Loop
+from fencepost_server.store import cluster
+from fencepost_server.store.connection import Database
+from fencepost_server.store.listen import listen
+
+log = logging.getLogger("fencepost.notify")
+
+_PAYLOAD_LIMIT = 7000  # Postgres takes payloads under 8,000 bytes
+_MAX_PENDING = 20_000
+
+
+class Notifier:
+    """Gathers hints for a moment, then sends them in one statement."""
+
+    def __init__(self, config: Config, database: Database, server_id: str) -> None:
+        self._config = config
+        self._database = database
+        self._server_id = server_id
+        self._places: set[tuple[str, str, str, int]] = set()
+        self._runs: set[str] = set()
+        self.others = 0
+        """How many other servers live, by the last probe."""
+        self.loop = Loop("notify", self.run_once)
+
+    def add(self, ready: Iterable[Ready], ended: Iterable[str]) -> None:
+        """Something that another server may want to know."""
+        if not self.others:
+            return
+        self._places.update((r.namespace, r.queue, r.handler, r.priority) for r in ready if r.delay <= 0)
+        if len(self._runs) < _MAX_PENDING:
+            self._runs.update(ended)
+        if self._places or self._runs:
+            self.loop.wake()
+
+    async def run_once(self) -> float | None:
+        """Send what was gathered."""
+        if not self._places and not self._runs:
+            return None
+        await asyncio.sleep(self._config.notify_delay)
+        places, self._places = list(self._places), set()
+        runs, self._runs = list(self._runs), set()
+        await cluster.notify(self._database, list(_payloads(self._server_id, places, runs)))
+        return None
+
+
+def _payloads(server_id: str, places: list[tuple[str, str, str, int]], runs: list[str]) -> Iterable[str]:
+    """JSON texts, each below the limit of a payload."""
+    items: list[object] = [*places, *runs]
+    chunk: list[object] = []
+    size = 0
+    for item in items:
+        length = len(json.dumps(item)) + 2
+        if chunk and size + length > _PAYLOAD_LIMIT:
+            yield json.dumps([server_id, chunk])
+            chunk, size = [], 0
+        chunk.append(item)
+        size += length
+    if chunk:
+        yield json.dumps([server_id, chunk])
+
+
+class Listener:
+    """Receives the hints of other servers on a direct connection, and comes back whenever that connection is lost."""
+
+    def __init__(
+        self, config: Config, server_id: str, ready: Callable[[list[Ready]], None], ended: Callable[[list[str]], None]
+    ) -> None:
+        self._config = config
+        self._server_id = server_id
+        self._ready = ready
+        self._ended = ended
+        self.loop = Loop("listen", self.run_once)
+
+    async def run_once(self) -> float | None:
+        """Listen until the connection is lost."""
+        if not self._config.listen_dsn:
+            return None
+        try:
+            async for payload in listen(self._config):
+                self._take(payload)
+        except (psycopg.Error, OSError, TimeoutError) as error:
+            log.warning("listening was interrupted (%s); polling goes on", type(error).__name__)
+        return 1.0
+
+    def _take(self, payload: str) -> None:
+        try:
+            origin, items = json.loads(payload)
+            if origin == self._server_id:
+                return
+            self._ready([Ready(*item) for item in items if isinstance(item, list)])
+            self._ended([item for item in items if isinstance(item, str)])
+        except (ValueError, TypeError):
+            log.warning("a notification that is not ours was ignored")

@@ -1,0 +1,100 @@
+"""Reading runs and histories, and waiting for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from fencepost_server.domain.errors import RunNotFound
+from fencepost_server.domain.graph import Graph
+from fencepost_server.engine.commit import REQUEST_KEY
+from fencepost_server.engine.engine import Engine
+from fencepost_server.store import runs
+from fencepost_server.store.runs import EventRecord, RunDetail, RunSummary
+
+_WATCH_BATCH = 200
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run and the definition that it is pinned to."""
+
+    run: RunDetail
+    graph: Graph
+
+
+async def get(engine: Engine, namespace: str, run_id: str) -> RunView:
+    """A run by id. Raises RunNotFound."""
+    run = await runs.get_run(engine.database, namespace, run_id)
+    if run is None:
+        raise RunNotFound(f"no run {run_id} in namespace {namespace!r}")
+    return RunView(run, await engine.catalog.graph(engine.database, run.summary.definition_hash))
+
+
+async def find(engine: Engine, namespace: str, workflow_id: str, user_id: str, key: str) -> RunView:
+    """A run by its request key. Raises RunNotFound."""
+    run_id = await runs.run_by_key(engine.database, namespace, REQUEST_KEY, workflow_id, user_id, key)
+    if run_id is None:
+        raise RunNotFound(f"no run of workflow {workflow_id!r} has the request key {key!r}")
+    return await get(engine, namespace, run_id)
+
+
+async def wait(engine: Engine, namespace: str, run_id: str, timeout: float) -> tuple[RunView, bool]:
+    """The run once it has ended, or after ``timeout`` seconds, and whether it has ended.
+
+    The interest is registered before the first look, so that an end in between is not missed.
+    """
+    deadline = asyncio.get_running_loop().time() + timeout
+    async with engine.watches.watching(run_id) as watch:
+        while True:
+            watch.changed.clear()
+            view = await get(engine, namespace, run_id)
+            watch.last_seq = view.run.summary.last_seq
+            if view.run.summary.ended_at is not None:
+                return view, True
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await watch.changed.wait()
+            except TimeoutError:
+                return view, False
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPage:
+    """Events in order, with what is needed to name their parts."""
+
+    run: RunSummary
+    graph: Graph
+    events: list[EventRecord]
+    more: bool
+
+
+async def history(engine: Engine, namespace: str, run_id: str, after: int, limit: int, max_bytes: int) -> HistoryPage:
+    """A page of events; it ends early at ``max_bytes`` of payloads. Raises RunNotFound."""
+    view = await get(engine, namespace, run_id)
+    events = await runs.history(engine.database, run_id, after, limit + 1)
+    size = 0
+    for index, event in enumerate(events):
+        size += event.payload.size * 3 + len(event.detail or "")
+        if index == limit or (index and size > max_bytes):
+            return HistoryPage(view.run.summary, view.graph, events[:index], True)
+    return HistoryPage(view.run.summary, view.graph, events, False)
+
+
+async def watch(
+    engine: Engine, namespace: str, run_id: str, after: int, max_bytes: int
+) -> AsyncIterator[tuple[HistoryPage, EventRecord]]:
+    """Events after a number, as they come, until the last one of a run that has ended."""
+    async with engine.watches.watching(run_id) as interest:
+        while True:
+            interest.changed.clear()
+            page = await history(engine, namespace, run_id, after, _WATCH_BATCH, max_bytes)
+            for event in page.events:
+                yield page, event
+                after = event.seq
+            interest.last_seq = max(after, page.run.last_seq)
+            if page.run.ended_at is not None and after >= page.run.last_seq:
+                return
+            if not page.more and after >= page.run.last_seq:
+                await interest.changed.wait()

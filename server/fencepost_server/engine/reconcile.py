@@ -1,0 +1,57 @@
+"""Tasks that are leased to a session of this server but are not on its stream.
+
+That happens when the answer to a commit was lost: the lease is in the database, and nobody was told. They are
+looked for after every such commit, and go back as undelivered: their attempt is not counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from fencepost_server.engine.dispatch import Dispatcher
+from fencepost_server.engine.loops import Loop
+from fencepost_server.engine.operations import Report, ReportKind
+from fencepost_server.store import tasks
+from fencepost_server.store.connection import Database
+from fencepost_server.store.tasks import Ref
+
+_MAX_LEASES = 100_000
+_SETTLE = 1.0
+
+
+class Reconciler:
+    """Compares the leases of this server's sessions with what is on their streams, twice: a lease that is just
+    on its way from a commit to its stream is unknown for a moment, one that was lost stays so.
+    """
+
+    def __init__(self, database: Database, dispatcher: Dispatcher, report: Callable[[Sequence[Report]], None]) -> None:
+        self._database = database
+        self._dispatcher = dispatcher
+        self._report = report
+        self._requested = False
+        self.loop = Loop("reconcile", self.run_once)
+
+    def request(self) -> None:
+        """The answer to a commit was lost."""
+        self._requested = True
+        self.loop.wake()
+
+    async def run_once(self) -> float | None:
+        """Take back what was lost, if a commit's answer was."""
+        if not self._requested:
+            return None
+        suspects = await self._unknown()
+        if suspects:
+            await asyncio.sleep(_SETTLE)
+            lost = suspects & await self._unknown()
+            self._report([Report(ReportKind.UNDELIVERED, *ref, namespace) for ref, namespace in lost])
+        self._requested = False
+        return None
+
+    async def _unknown(self) -> set[tuple[Ref, str]]:
+        sessions = {session.session_id: session for session in self._dispatcher.sessions}
+        if not sessions:
+            return set()
+        rows = await tasks.session_leases(self._database, list(sessions), _MAX_LEASES)
+        return {(ref, sessions[owner].namespace) for ref, owner in rows if not sessions[owner].knows(ref)}

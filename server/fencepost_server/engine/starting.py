@@ -1,0 +1,81 @@
+"""From a request to a Start: ids, fingerprints."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+import uuid
+from dataclasses import dataclass
+
+from fencepost_server.domain.jsontext import canonical, fingerprint
+from fencepost_server.domain.model import Payload
+from fencepost_server.engine.operations import Start
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """A valid request. ``value`` is the parsed JSON input, or None if it is binary."""
+
+    namespace: str
+    workflow_id: str
+    definition_hash: bytes | None
+    input: Payload
+    value: object
+    user_id: str
+    request_key: str
+    request_id: str
+    priority: int
+
+
+def new_run_id() -> str:
+    """A UUIDv7: new runs lie side by side in the index. Its time decides nothing (I11)."""
+    stamp = time.time_ns() // 1_000_000
+    value = (stamp << 80) | int.from_bytes(os.urandom(10), "big")
+    value = value & ~(0xF << 76) | (0x7 << 76)
+    value = value & ~(0x3 << 62) | (0x2 << 62)
+    return str(uuid.UUID(int=value))
+
+
+def make_start(request: StartRequest) -> Start:
+    """The operation for a request. Fingerprints are made only for the keys that are there."""
+    print_ = _fingerprint(request) if request.request_key or request.request_id else b""
+    return Start(
+        new_run_id(),
+        request.namespace,
+        request.workflow_id,
+        request.definition_hash,
+        request.input,
+        request.value,
+        print_,
+        _request_fingerprint(request, print_) if request.request_id else b"",
+        request.user_id,
+        request.request_key,
+        request.request_id,
+        request.priority,
+    )
+
+
+def _fingerprint(request: StartRequest) -> bytes:
+    """SHA-256 of what the run is asked to do: workflow and canonical input; for binary input its codec's
+    fingerprint, in the metadata, if there is one (two encryptions of one text differ), else its bytes.
+    """
+    if request.input.binary is None:
+        return fingerprint(request.workflow_id, canonical(request.input.json or "null"))
+    codec = json.loads(request.input.metadata or "{}").get("fingerprint")
+    body = f"codec:{codec}" if codec else "binary:" + hashlib.sha256(request.input.binary).hexdigest()
+    return fingerprint(request.workflow_id, body)
+
+
+def _request_fingerprint(request: StartRequest, print_: bytes) -> bytes:
+    """SHA-256 of the whole request: another one under the same request id is a conflict (I7)."""
+    rest = json.dumps(
+        [
+            request.definition_hash.hex() if request.definition_hash else "",
+            request.user_id,
+            request.request_key,
+            request.priority,
+        ]
+    )
+    return hashlib.sha256(print_ + rest.encode()).digest()

@@ -1,0 +1,489 @@
+"""A worker's stream as a state machine: frames and commits in, frames out. No I/O, no clock of its own.
+
+``receive`` takes the worker's frames in order; the engine calls ``settle`` after commits; ``take`` hands frames
+to the one writer. The rules are those of docs/protocol.md. What is kept here (which tasks are out, what room is
+left) only saves asking: the truth is in the rows, and every outcome is decided there by its token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+
+from fencepost.v1 import worker_service_pb2 as pb
+from fencepost_server.config import Config
+from fencepost_server.domain.errors import (
+    DatabaseUnavailable,
+    DuplicateHello,
+    FencepostError,
+    FrameOutOfOrder,
+    FrameTooLarge,
+    InvalidFrame,
+    SessionTimedOut,
+)
+from fencepost_server.domain.model import LeasedTask, Outcome
+from fencepost_server.engine.leases import Renewal
+from fencepost_server.engine.operations import Answer, Report, ReportKind
+from fencepost_server.session.hello import Greeting
+from fencepost_server.wire.payloads import duration, failure_in, failure_out, payload_in, payload_out, retry_after_in
+from fencepost_server.wire.status import item_error, reason_number
+
+Ref = tuple[str, int, int]
+Item = TypeVar("Item", pb.CompleteItem, pb.FailItem, pb.ReleaseItem)
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_UNANSWERED_PINGS = 3
+_TASK_OVERHEAD = 1024  # bytes of a Task beside its input and feedback, generously
+
+
+class Desk(Protocol):
+    """What a session asks of the engine."""
+
+    def report(self, reports: Sequence[Report]) -> None:
+        """Queue reports."""
+
+    def renew(self, renewal: Renewal) -> None:
+        """Queue a heartbeat."""
+
+    def wake(self) -> None:
+        """Room became free."""
+
+
+@dataclass(slots=True)
+class _Out:
+    """A lease on this stream. ``reporting``: its outcome waits for its commit."""
+
+    token: int
+    depth: int
+    tasks_number: int
+    reporting: bool = False
+
+
+class Session:
+    """One stream; implements engine.operations.WorkerSession."""
+
+    def __init__(self, session_id: str, greeting: Greeting, config: Config, desk: Desk) -> None:
+        self.session_id = session_id
+        self.namespace = greeting.namespace
+        self.handlers = greeting.handlers
+        self.nonce = greeting.nonce
+        self.error: FencepostError | None = None
+        """Why the stream has to end, once it has to."""
+        self.on_output: Callable[[], None] = lambda: None
+        self._config = config
+        self._desk = desk
+        self._capacity = greeting.capacity
+        self._max_frame_bytes = greeting.max_frame_bytes
+        self._out: dict[tuple[str, int], _Out] = {}
+        self._reserved = 0
+        self._open = True
+        self._leaving = False
+        self._last_frame = 1
+        self._tasks_number = 0
+        self._heard: set[tuple[str, int]] = set()
+        self._pending = 0
+        self._urgent: deque[bytes] = deque()
+        self._later: deque[bytes] = deque()
+        self._bytes = 0
+        self._ping = 0
+        self._pong = 0
+        self._durations: dict[float, Duration] = {}
+
+    # What the engine asks
+
+    @property
+    def open(self) -> bool:
+        """False once the stream has ended."""
+        return self._open
+
+    def room(self) -> int:
+        """How many further tasks it can take. A stream whose pings are not answered gets none."""
+        if not self._open or self._leaving or self._ping - self._pong > 1:
+            return 0
+        return self._capacity - len(self._out) - self._reserved
+
+    def reserve(self, tasks: int) -> None:
+        """Keep room for a claim under way."""
+        self._reserved += tasks
+
+    def last_frame(self) -> int:
+        """The id of the last frame received."""
+        return self._last_frame
+
+    def eager_depth(self, run_id: str, task_id: int) -> int | None:
+        """How many tasks in a row the slot of this task got without a claim; None if its slot is not free after it."""
+        out = self._out.get((run_id, task_id))
+        if out is None or self.room() < 0 or not self._open or self._leaving or self._ping - self._pong > 1:
+            return None
+        return out.depth
+
+    def knows(self, ref: Ref) -> bool:
+        """Whether the lease is on this stream."""
+        out = self._out.get((ref[0], ref[1]))
+        return out is not None and out.token == ref[2]
+
+    def settle(self, answers: Sequence[tuple[Report, Answer]], tasks: Sequence[LeasedTask]) -> Sequence[LeasedTask]:
+        """Send answers, then tasks. Returns the tasks that could not be put on the stream."""
+        self._pending -= len(answers)
+        results: dict[int, list[pb.ItemResult]] = {}
+        for report, answer in answers:
+            out = self._out.get((report.run_id, report.task_id))
+            if out is not None and out.token == report.token:
+                del self._out[report.run_id, report.task_id]
+            results.setdefault(report.frame_id, []).append(_result(report.index, answer))
+        if not self._open:
+            return tasks
+        for frame_id, items in results.items():
+            self._push(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id, results=items)), urgent=True)
+        if self._leaving:
+            return tasks
+        return self._send_tasks(tasks) if tasks else ()
+
+    def give_up(self, report: Report, error: FencepostError) -> None:
+        """A report could not be committed: the worker is told, or, when it is the database's fault, has to come
+        back.
+        """
+        self._pending -= 1
+        out = self._out.get((report.run_id, report.task_id))
+        if out is not None:
+            out.reporting = False
+        if isinstance(error, DatabaseUnavailable):
+            self.end(error)
+        else:
+            answer = Answer(Outcome.REFUSED, error.reason, error.message)
+            results = [_result(report.index, answer)]
+            self._push(pb.SessionResponse(ack=pb.Ack(frame_id=report.frame_id, results=results)), urgent=True)
+
+    def revoke(self, ref: Ref, reason: str) -> None:
+        """A lease was ended by the sweeper."""
+        if not self.knows(ref):
+            return
+        del self._out[ref[0], ref[1]]
+        task = pb.TaskRef(run_id=ref[0], task_id=ref[1], fencing_token=ref[2])
+        self._push(pb.SessionResponse(revoke=pb.Revoke(tasks=[task], reason=reason_number(reason))), urgent=True)
+        self._desk.wake()
+
+    # What the stream asks
+
+    def adopt(self, ref: Ref) -> None:
+        """A lease that the process held over a reconnect."""
+        self._out[ref[0], ref[1]] = _Out(ref[2], 0, 0)
+
+    def take(self) -> bytes | None:
+        """The next frame to write: answers and revocations before tasks."""
+        queue = self._urgent or self._later
+        if not queue:
+            return None
+        data = queue.popleft()
+        self._bytes -= len(data)
+        return data
+
+    @property
+    def crowded(self) -> bool:
+        """Read no further until some reports are committed."""
+        return self._pending >= self._config.max_client_ops
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is out, waits for its commit, or waits to be written."""
+        return not self._out and not self._pending and not self._urgent and not self._later
+
+    @property
+    def settled(self) -> bool:
+        """Nothing waits for its commit or to be written."""
+        return not self._pending and not self._urgent and not self._later
+
+    def welcome(self, message: pb.Welcome) -> None:
+        """The first frame."""
+        self._push(pb.SessionResponse(welcome=message), urgent=True)
+
+    def drain(self, reason: str, grace: float) -> None:
+        """Ask the worker to go elsewhere, and lease it nothing more."""
+        if not self._leaving and self._open:
+            self._leaving = True
+            self._push(pb.SessionResponse(drain=pb.Drain(reason=reason, grace=duration(grace))), urgent=True)
+
+    def tick(self) -> None:
+        """Once a ping interval: ping, or give the worker up."""
+        if self._ping - self._pong >= _UNANSWERED_PINGS:
+            self.end(SessionTimedOut(f"{_UNANSWERED_PINGS} pings were not answered"))
+            return
+        self._ping += 1
+        self._push(pb.SessionResponse(ping=pb.Ping(number=self._ping)), urgent=True)
+
+    def end(self, error: FencepostError) -> None:
+        """The stream has to end, for the first such reason."""
+        if self.error is None and self._open:
+            self.error = error
+            self.on_output()
+
+    def close(self) -> None:
+        """The stream has ended. Nothing is sent any more."""
+        self._open = False
+        self._urgent.clear()
+        self._later.clear()
+        self._bytes = 0
+
+    # Frames of the worker
+
+    def receive(self, frame: pb.SessionRequest | None, size: int) -> None:
+        """One frame, or None for bytes that are none. Raises a FencepostError that ends the stream."""
+        expected = self._last_frame + 1
+        if size > self._config.max_frame_bytes:
+            raise FrameTooLarge(f"frame {expected} has {size} bytes, more than {self._config.max_frame_bytes}")
+        if frame is None:
+            self._last_frame = expected
+            self._refuse(expected, InvalidFrame("the bytes are not a SessionRequest"))
+            return
+        if frame.frame_id != expected:
+            raise FrameOutOfOrder(f"frame {frame.frame_id} came where {expected} was expected")
+        self._last_frame = expected
+        match frame.WhichOneof("frame"):
+            case "complete":
+                self._reports(expected, frame.complete.items, self._completed)
+            case "heartbeat":
+                self._heartbeat(expected, frame.heartbeat)
+            case "fail":
+                self._reports(expected, frame.fail.items, self._failed)
+            case "release":
+                self._reports(expected, frame.release.items, self._released)
+            case "pong":
+                self._pong = min(max(self._pong, frame.pong.number), self._ping)
+            case "capacity":
+                self._set_capacity(expected, frame.capacity.capacity)
+            case "goodbye":
+                self._leaving = True
+                self._acknowledge(expected)
+            case "hello":
+                raise DuplicateHello("Hello was sent a second time")
+            case _:
+                self._refuse(expected, InvalidFrame("the frame has no content that this server knows"))
+
+    def _set_capacity(self, frame_id: int, capacity: int) -> None:
+        if not 0 <= capacity <= self._config.max_capacity:
+            self._refuse(frame_id, InvalidFrame(f"capacity must be between 0 and {self._config.max_capacity}"))
+            return
+        self._capacity = capacity
+        self._acknowledge(frame_id)
+        self._desk.wake()
+
+    def _reports(
+        self,
+        frame_id: int,
+        items: Sequence[Item],
+        make: Callable[[Ref, Item], Report],
+    ) -> None:
+        """Queue what is well formed; answer at once what is not."""
+        if len(items) > self._config.max_frame_items:
+            self._refuse(frame_id, FrameTooLarge(f"{len(items)} items are more than {self._config.max_frame_items}"))
+            return
+        reports: list[Report] = []
+        refused: list[pb.ItemResult] = []
+        for index, item in enumerate(items):
+            try:
+                report = make(_ref(item.task), item)
+            except FencepostError as error:
+                refused.append(_result(index, Answer(Outcome.REFUSED, error.reason, error.message, error.violations)))
+                continue
+            report.session, report.frame_id, report.index = self, frame_id, index
+            if (out := self._out.get((report.run_id, report.task_id))) is not None and out.token == report.token:
+                out.reporting = True
+            reports.append(report)
+        self._pending += len(reports)
+        if refused or not items:
+            self._push(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id, results=refused)), urgent=True)
+        if reports:
+            self._desk.report(reports)
+
+    def _completed(self, ref: Ref, item: pb.CompleteItem) -> Report:
+        output, value = payload_in(item.output, self._config.max_payload_bytes, "output")
+        return Report(ReportKind.COMPLETE, *ref, self.namespace, output.digest(), output, value)
+
+    def _failed(self, ref: Ref, item: pb.FailItem) -> Report:
+        failure = failure_in(item.failure, self._config.max_payload_bytes)
+        retry_after = retry_after_in(item.retry_after) if item.HasField("retry_after") else None
+        digest = hashlib.sha256(b"fail" + failure.to_json().encode()).digest()
+        return Report(ReportKind.FAIL, *ref, self.namespace, digest, failure=failure, retry_after=retry_after)
+
+    def _released(self, ref: Ref, item: pb.ReleaseItem) -> Report:
+        return Report(ReportKind.RELEASE, *ref, self.namespace)
+
+    def _heartbeat(self, frame_id: int, heartbeat: pb.Heartbeat) -> None:
+        """Renew what is listed; take back what this worker should list and does not."""
+        if len(heartbeat.tasks) > self._config.max_frame_items:
+            error = FrameTooLarge(f"{len(heartbeat.tasks)} items are more than {self._config.max_frame_items}")
+            self._refuse(frame_id, error)
+            return
+        refs: list[Ref] = []
+        indexes: dict[Ref, list[int]] = {}
+        refused: list[pb.ItemResult] = []
+        for index, task in enumerate(heartbeat.tasks):
+            try:
+                ref = _ref(task)
+            except FencepostError as error:
+                refused.append(_result(index, Answer(Outcome.REFUSED, error.reason, error.message)))
+                continue
+            if ref not in indexes:
+                refs.append(ref)
+            indexes.setdefault(ref, []).append(index)
+        self._heard.update((ref[0], ref[1]) for ref in refs)
+        if not heartbeat.more:
+            self._take_back(heartbeat.last_tasks_number)
+        if refused or not refs:
+            self._push(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id, results=refused)), urgent=True)
+        if refs:
+            self._desk.renew(
+                Renewal(
+                    self.namespace,
+                    refs,
+                    lambda answered: self._renewed(frame_id, indexes, answered),
+                    lambda: self._open,
+                )
+            )
+
+    def _renewed(self, frame_id: int, indexes: dict[Ref, list[int]], answered: dict[Ref, float | None]) -> None:
+        results = []
+        for ref, seconds in answered.items():
+            for index in indexes[ref]:
+                if seconds is None:
+                    if self.knows(ref) and not self._out[ref[0], ref[1]].reporting:
+                        del self._out[ref[0], ref[1]]
+                    results.append(
+                        pb.ItemResult(
+                            index=index, outcome=pb.ITEM_OUTCOME_LEASE_LOST, reason=reason_number("LEASE_LOST")
+                        )
+                    )
+                else:
+                    results.append(
+                        pb.ItemResult(
+                            index=index, outcome=pb.ITEM_OUTCOME_OK, lease_duration=duration(max(0.0, seconds))
+                        )
+                    )
+        if self._open and results:
+            self._push(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id, results=results)), urgent=True)
+            self._desk.wake()
+
+    def _take_back(self, last_tasks_number: int) -> None:
+        """Leases that were sent up to that frame and are not listed never arrived: their tasks are offered again."""
+        heard, self._heard = self._heard, set()
+        lost = [
+            (key, out)
+            for key, out in self._out.items()
+            if 0 < out.tasks_number <= last_tasks_number and not out.reporting and key not in heard
+        ]
+        for key, _ in lost:
+            del self._out[key]
+        if lost:
+            self._desk.report([Report(ReportKind.UNDELIVERED, *key, out.token, self.namespace) for key, out in lost])
+
+    # Frames to the worker
+
+    def _send_tasks(self, tasks: Sequence[LeasedTask]) -> Sequence[LeasedTask]:
+        """Pack tasks into frames that the worker can take."""
+        unsent: list[LeasedTask] = []
+        frame: list[LeasedTask] = []
+        size = 0
+        for task in tasks:
+            needed = (
+                _TASK_OVERHEAD
+                + 3 * len(task.input.json or "")
+                + len(task.input.binary or b"")
+                + len(task.input.metadata or "")
+            )
+            if task.feedback is not None and task.feedback.feedback is not None:
+                needed += 3 * task.feedback.feedback.size
+            if frame and size + needed > self._max_frame_bytes:
+                unsent.extend(self._send_frame(frame))
+                frame, size = [], 0
+            frame.append(task)
+            size += needed
+        unsent.extend(self._send_frame(frame))
+        return unsent
+
+    def _send_frame(self, tasks: Sequence[LeasedTask]) -> Sequence[LeasedTask]:
+        number = self._tasks_number + 1
+        message = pb.SessionResponse(
+            tasks=pb.Tasks(
+                tasks_number=number,
+                last_frame_id=min(task.frame_id for task in tasks),
+                tasks=[self._task(task) for task in tasks],
+            )
+        )
+        if message.ByteSize() > self._max_frame_bytes and len(tasks) > 1:
+            middle = len(tasks) // 2
+            return [*self._send_frame(tasks[:middle]), *self._send_frame(tasks[middle:])]
+        self._tasks_number = number
+        for task in tasks:
+            self._out[task.run_id, task.task_id] = _Out(task.token, task.eager_depth, number)
+        self._push(message, urgent=False)
+        return ()
+
+    def _task(self, task: LeasedTask) -> pb.Task:
+        return pb.Task(
+            task=pb.TaskRef(run_id=task.run_id, task_id=task.task_id, fencing_token=task.token),
+            kind=pb.TASK_KIND_STEP,
+            workflow_id=task.workflow_id,
+            definition_hash=task.definition_hash.hex(),
+            handler=task.handler,
+            node_id=task.node_id,
+            attempt=task.attempt,
+            lease_duration=self._duration(task.lease_seconds),
+            attempt_timeout=None if task.timeout_seconds is None else self._duration(task.timeout_seconds),
+            input=payload_out(task.input),
+            feedback=None if task.feedback is None else failure_out(task.feedback),
+            idempotency_key=f"{task.run_id}/{task.task_id}",
+            user_id=task.user_id,
+        )
+
+    def _duration(self, seconds: float) -> Duration:
+        known = self._durations.get(seconds)
+        if known is None:
+            if len(self._durations) > 1000:
+                self._durations.clear()
+            known = self._durations[seconds] = duration(seconds)
+        return known
+
+    def _acknowledge(self, frame_id: int) -> None:
+        self._push(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id)), urgent=True)
+
+    def _refuse(self, frame_id: int, error: FencepostError) -> None:
+        """A frame as a whole is refused; the stream goes on."""
+        self._push(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id, error=item_error(error))), urgent=True)
+
+    def _push(self, message: pb.SessionResponse, *, urgent: bool) -> None:
+        if not self._open:
+            return
+        data = message.SerializeToString()
+        (self._urgent if urgent else self._later).append(data)
+        self._bytes += len(data)
+        if self._bytes > self._config.outbox_bytes:
+            self.end(SessionTimedOut("the worker does not read what it is sent"))
+        self.on_output()
+
+
+def _ref(task: pb.TaskRef) -> Ref:
+    """A well-formed reference. Raises InvalidFrame."""
+    run_id = task.run_id
+    if _UUID.fullmatch(run_id) is None or task.task_id < 1 or task.fencing_token < 1:
+        raise InvalidFrame("task: run_id must be a UUID in lower case, task_id and fencing_token positive")
+    return (run_id, task.task_id, task.fencing_token)
+
+
+def _result(index: int, answer: Answer) -> pb.ItemResult:
+    if answer.outcome is Outcome.OK:
+        return pb.ItemResult(index=index, outcome=pb.ITEM_OUTCOME_OK)
+    result = pb.ItemResult(
+        index=index,
+        outcome=int(answer.outcome),  # type: ignore[arg-type]  # the numbers are the contract's
+        message=answer.message,
+    )
+    if answer.reason:
+        result.reason = reason_number(answer.reason)
+    for violation in answer.violations:
+        result.violations.add(path=violation.path, message=violation.message)
+    return result

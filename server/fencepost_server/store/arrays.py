@@ -1,0 +1,166 @@
+"""Columns of a batch as Postgres arrays of one fixed type.
+
+Hot statements take one array a column (``unnest``). A plain list would be sent as int2[], int4[] or int8[]
+depending on its values, and each mix of types is a prepared statement of its own; these classes fix the type,
+so there is one. They are sent in binary form, laid out here in few C calls rather than element by element.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from psycopg import AsyncConnection
+from psycopg.abc import Buffer
+from psycopg.adapt import Dumper, Loader
+from psycopg.pq import Format
+
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_NULL = b"\xff\xff\xff\xff"
+
+
+class Column(list[Any]):
+    """Base of the columns. ``element_oid`` and ``array_oid`` are Postgres type numbers (pg_type.dat)."""
+
+    element_oid: ClassVar[int]
+    array_oid: ClassVar[int]
+    __slots__ = ()
+
+    def elements(self) -> bytes:
+        """The elements, each with its length in front."""
+        raise NotImplementedError
+
+    def encode(self) -> bytes:
+        """The array in Postgres's binary form: one dimension, lower bound 1."""
+        if not self:
+            return struct.pack("!iii", 0, 0, self.element_oid)
+        return struct.pack("!iiiii", 1, 1 if None in self else 0, self.element_oid, len(self), 1) + self.elements()
+
+
+class Ints(Column):
+    """int8[]; elements int or None."""
+
+    element_oid, array_oid = 20, 1016
+
+    def elements(self) -> bytes:
+        """See Column."""
+        if None in self:
+            return b"".join(_NULL if v is None else struct.pack("!iq", 8, v) for v in self)
+        flat: list[Any] = [8] * (2 * len(self))
+        flat[1::2] = self
+        return struct.pack("!" + "iq" * len(self), *flat)
+
+
+class Texts(Column):
+    """text[]; elements str or None."""
+
+    element_oid, array_oid = 25, 1009
+
+    def elements(self) -> bytes:
+        """See Column."""
+        return _join(None if v is None else v.encode() for v in self)
+
+
+class Blobs(Column):
+    """bytea[]; elements bytes or None."""
+
+    element_oid, array_oid = 17, 1001
+
+    def elements(self) -> bytes:
+        """See Column."""
+        return _join(self)
+
+
+class Uuids(Column):
+    """uuid[]; elements str (with hyphens) or None."""
+
+    element_oid, array_oid = 2950, 2951
+
+    def elements(self) -> bytes:
+        """See Column."""
+        return b"".join(_NULL if v is None else b"\0\0\0\x10" + bytes.fromhex(v.replace("-", "")) for v in self)
+
+
+class Times(Column):
+    """timestamptz[]; elements aware datetimes or None."""
+
+    element_oid, array_oid = 1184, 1185
+
+    def elements(self) -> bytes:
+        """See Column."""
+        return b"".join(_NULL if v is None else struct.pack("!iq", 8, _micros(v)) for v in self)
+
+
+class Bools(Column):
+    """bool[]; elements bool."""
+
+    element_oid, array_oid = 16, 1000
+
+    def elements(self) -> bytes:
+        """See Column."""
+        return b"".join(b"\0\0\0\1\1" if v else b"\0\0\0\1\0" for v in self)
+
+
+def _join(values: Iterable[bytes | None]) -> bytes:
+    return b"".join([_NULL if v is None else len(v).to_bytes(4, "big") + v for v in values])
+
+
+def _micros(value: datetime) -> int:
+    delta = value - _EPOCH
+    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+
+
+class _ColumnDumper(Dumper):
+    format = Format.BINARY
+
+    def dump(self, obj: Column) -> Buffer:
+        return obj.encode()
+
+
+class _UuidLoader(Loader):
+    """Run and session ids are str everywhere in the server: they come from the wire and go back to it."""
+
+    format = Format.BINARY
+
+    def load(self, data: Buffer) -> str:
+        h = bytes(data).hex()
+        return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
+
+
+class _TextUuidLoader(Loader):
+    def load(self, data: Buffer) -> str:
+        return bytes(data).decode()
+
+
+class _JsonTextLoader(Loader):
+    """json columns come back as the text that was stored: nothing here looks into a payload."""
+
+    format = Format.BINARY
+
+    def load(self, data: Buffer) -> str:
+        return bytes(data).decode()
+
+
+class _JsonTextTextLoader(_JsonTextLoader):
+    format = Format.TEXT
+
+
+def register(connection: AsyncConnection[object]) -> None:
+    """Teach a connection these columns and the str form of uuid and json."""
+    adapters = connection.adapters
+    for column in (Ints, Texts, Blobs, Uuids, Times, Bools):
+        dumper = type(f"{column.__name__}Dumper", (_ColumnDumper,), {"oid": column.array_oid})
+        adapters.register_dumper(column, dumper)
+    adapters.register_loader("uuid", _UuidLoader)
+    adapters.register_loader("uuid", _TextUuidLoader)
+    adapters.register_loader("json", _JsonTextLoader)
+    adapters.register_loader("json", _JsonTextTextLoader)
+
+
+def columns(rows: Sequence[Sequence[object]], *types: type[Column]) -> list[Column]:
+    """Turn rows into one column a type: ``columns([(1, "a")], Ints, Texts) == [Ints([1]), Texts(["a"])]``."""
+    if not rows:
+        return [t() for t in types]
+    return [t(values) for t, values in zip(types, zip(*rows, strict=True), strict=True)]

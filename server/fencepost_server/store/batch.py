@@ -1,0 +1,283 @@
+"""The statements of a group commit, as functions over rows. engine.commit calls them in the order of the one
+lock order: deployments, keys, runs by id, tasks by id; then it reads, decides, and writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from fencepost_server.domain.model import Ended, RunRow, TaskRow
+from fencepost_server.store.arrays import Blobs, Bools, Ints, Texts, Times, Uuids, columns
+from fencepost_server.store.connection import Cursor, Session
+from fencepost_server.store.queries import query
+
+TaskKey = tuple[str, int]
+
+
+def _q(name: str) -> bytes:
+    return query("batch", name)
+
+
+_LOCK_DEPLOYMENTS, _LOCK_RUNS, _LOCK_RUNS_SKIPPING, _LOCK_TASKS, _READ_CLOCK = map(
+    _q, ("lock_deployments", "lock_runs", "lock_runs_skipping", "lock_tasks", "read_clock")
+)
+_READ_DEFINITIONS, _READ_OUTCOMES, _INSERT_KEYS, _READ_KEYS, _UPDATE_KEYS, _DELETE_KEYS = map(
+    _q, ("read_definitions", "read_outcomes", "insert_keys", "read_keys", "update_keys", "delete_keys")
+)
+_INSERT_RUNS, _UPDATE_RUNS, _DELETE_TASKS, _INSERT_TASKS, _UPDATE_TASKS, _INSERT_EVENTS = map(
+    _q, ("insert_runs", "update_runs", "delete_tasks", "insert_tasks", "update_tasks", "insert_events")
+)
+_READ_RUNS = _q("read_runs")
+_READ_FOR_STARTS = query("definition", "read_for_starts")
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The one time of a batch, the epoch of tokens, and until when no lease expires."""
+
+    now: datetime
+    epoch: int
+    hold_until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """What a batch holds."""
+
+    active: dict[tuple[str, str], bytes]
+    """(namespace, workflow_id) → hash of the active definition."""
+    runs: dict[str, RunRow]
+    tasks: dict[TaskKey, TaskRow]
+    clock: Clock
+
+
+async def lock_and_read(
+    session: Session,
+    workflows: Collection[tuple[str, str]],
+    run_ids: Collection[str],
+    task_keys: Collection[TaskKey],
+    *,
+    skip_locked: bool,
+) -> Locked:
+    """One round trip: lock in order, then read the clock. With ``skip_locked``, runs that others hold are left out."""
+    deployments: Cursor | None = None
+    runs: Cursor | None = None
+    tasks: Cursor | None = None
+    if workflows:
+        namespaces, workflow_ids = columns(sorted(workflows), Texts, Texts)
+        deployments = await session.send(_LOCK_DEPLOYMENTS, {"namespaces": namespaces, "workflow_ids": workflow_ids})
+    if run_ids:
+        lock = _LOCK_RUNS_SKIPPING if skip_locked else _LOCK_RUNS
+        runs = await session.send(lock, {"run_ids": Uuids(sorted(run_ids))})
+    if task_keys and not skip_locked:
+        tasks = await _send_lock_tasks(session, task_keys)
+    clock = await session.send(_READ_CLOCK)
+    await session.sync()
+    locked_runs = {} if runs is None else {row[0]: RunRow(*row) for row in await runs.fetchall()}
+    if skip_locked and task_keys:
+        # The tasks of a run that could not be locked must not be touched: only now is it known which these are.
+        tasks = await _send_lock_tasks(session, [key for key in task_keys if key[0] in locked_runs])
+        clock = await session.send(_READ_CLOCK)
+        await session.sync()
+    (now, epoch, hold_until) = (await clock.fetchall())[0]
+    return Locked(
+        {} if deployments is None else {(ns, wf): bytes(h) for ns, wf, h in await deployments.fetchall()},
+        locked_runs,
+        {} if tasks is None else {(row[0], row[1]): TaskRow(*row) for row in await tasks.fetchall()},
+        Clock(now, epoch, hold_until),
+    )
+
+
+async def _send_lock_tasks(session: Session, task_keys: Collection[TaskKey]) -> Cursor:
+    run_ids, task_ids = columns(sorted(task_keys), Uuids, Ints)
+    return await session.send(_LOCK_TASKS, {"run_ids": run_ids, "task_ids": task_ids})
+
+
+async def read_runs(session: Session, run_ids: Collection[str]) -> dict[str, bytes]:
+    """Which of these runs exist: their definition hashes by run id."""
+    if not run_ids:
+        return {}
+    rows = await session.rows(_READ_RUNS, {"run_ids": Uuids(run_ids)})
+    return {run_id: bytes(hash_) for run_id, hash_ in rows}
+
+
+async def read_definitions(session: Session, hashes: Collection[bytes]) -> dict[bytes, str]:
+    """Canonical manifests by hash."""
+    rows = await session.rows(_READ_DEFINITIONS, {"hashes": Blobs(hashes)})
+    return {bytes(h): manifest for h, manifest in rows}
+
+
+async def read_definitions_for_starts(
+    session: Session, wanted: Collection[tuple[str, str, bytes]]
+) -> dict[tuple[str, str, bytes], str]:
+    """Canonical manifests by (namespace, workflow_id, hash)."""
+    namespaces, workflow_ids, hashes = columns(list(wanted), Texts, Texts, Blobs)
+    rows = await session.rows(
+        _READ_FOR_STARTS, {"namespaces": namespaces, "workflow_ids": workflow_ids, "hashes": hashes}
+    )
+    return {(ns, wf, bytes(h)): manifest for ns, wf, h, manifest in rows}
+
+
+async def read_outcomes(session: Session, task_keys: Collection[TaskKey]) -> dict[TaskKey, Ended]:
+    """How tasks that are gone ended."""
+    run_ids, task_ids = columns(sorted(task_keys), Uuids, Ints)
+    rows = await session.rows(_READ_OUTCOMES, {"run_ids": run_ids, "task_ids": task_ids})
+    return {
+        (run_id, task_id): Ended(type_, token, None if digest is None else bytes(digest), detail)
+        for run_id, task_id, type_, token, digest, detail in rows
+    }
+
+
+Key = tuple[str, int, str, str, str]
+"""namespace, kind, workflow_id, user_id, key."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    """What a key stands for. ``created``: whether the run was made by the request that brought the key first."""
+
+    run_id: str
+    definition_hash: bytes
+    fingerprint: bytes
+    created: bool
+
+
+async def insert_keys(session: Session, rows: Iterable[tuple[Key, KeyRow, datetime | None]]) -> None:
+    """Claim keys; those that exist stay as they are. Waits for transactions that insert the same ones."""
+    flat = sorted((*key, row.run_id, row.definition_hash, row.fingerprint, row.created, at) for key, row, at in rows)
+    names = (
+        "namespaces",
+        "kinds",
+        "workflow_ids",
+        "user_ids",
+        "keys",
+        "run_ids",
+        "hashes",
+        "fingerprints",
+        "created",
+        "expires_at",
+    )
+    values = columns(flat, Texts, Ints, Texts, Texts, Texts, Uuids, Blobs, Blobs, Bools, Times)
+    await session.send(_INSERT_KEYS, dict(zip(names, values, strict=True)))
+
+
+async def read_keys(session: Session, keys: Sequence[Key]) -> dict[Key, KeyRow]:
+    """What the keys stand for, after ``insert_keys``."""
+    rows = await session.rows(_READ_KEYS, _key_columns(keys))
+    return {keys[ord_ - 1]: KeyRow(run_id, bytes(h), bytes(fp), made) for ord_, run_id, h, fp, made in rows}
+
+
+async def update_keys(session: Session, rows: Sequence[tuple[Key, KeyRow]]) -> None:
+    """Bind keys of this transaction to other runs than they were inserted for."""
+    params = _key_columns([key for key, _ in rows])
+    params["run_ids"] = Uuids(row.run_id for _, row in rows)
+    params["hashes"] = Blobs(row.definition_hash for _, row in rows)
+    params["created"] = Bools(row.created for _, row in rows)
+    await session.send(_UPDATE_KEYS, params)
+
+
+async def delete_keys(session: Session, rows: Sequence[tuple[Key, str]]) -> None:
+    """Take back keys of this transaction, of requests that were refused after all. ``rows``: (key, run_id)."""
+    params = _key_columns([key for key, _ in rows])
+    params["run_ids"] = Uuids(run_id for _, run_id in rows)
+    await session.send(_DELETE_KEYS, params)
+
+
+def _key_columns(keys: Sequence[Key]) -> dict[str, Any]:
+    names = ("namespaces", "kinds", "workflow_ids", "user_ids", "keys")
+    return dict(zip(names, columns(keys, Texts, Ints, Texts, Texts, Texts), strict=True))
+
+
+async def insert_runs(session: Session, rows: Sequence[tuple[RunRow, str]], now: datetime) -> None:
+    """New runs, each with its request key."""
+    names = (
+        "run_ids",
+        "namespaces",
+        "workflow_ids",
+        "hashes",
+        "user_ids",
+        "request_keys",
+        "priorities",
+        "states",
+        "node_indexes",
+        "next_seqs",
+    )
+    flat = [
+        (
+            r.run_id,
+            r.namespace,
+            r.workflow_id,
+            r.definition_hash,
+            r.user_id,
+            key,
+            r.priority,
+            r.state,
+            r.node_index,
+            r.next_seq,
+        )
+        for r, key in rows
+    ]
+    values = columns(flat, Uuids, Texts, Texts, Blobs, Texts, Texts, Ints, Ints, Ints, Ints)
+    await session.send(_INSERT_RUNS, {"now": now, **dict(zip(names, values, strict=True))})
+
+
+async def update_runs(session: Session, rows: Collection[RunRow]) -> None:
+    """What became of locked runs."""
+    names = ("run_ids", "states", "node_indexes", "next_seqs", "last_event_ats", "output_seqs", "failures", "ended_ats")
+    flat = [
+        (r.run_id, r.state, r.node_index, r.next_seq, r.last_event_at, r.output_seq, r.failure, r.ended_at)
+        for r in rows
+    ]
+    values = columns(flat, Uuids, Ints, Ints, Ints, Times, Ints, Texts, Times)
+    await session.send(_UPDATE_RUNS, dict(zip(names, values, strict=True)))
+
+
+async def delete_tasks(session: Session, keys: Sequence[TaskKey]) -> None:
+    """Tasks that have ended."""
+    run_ids, task_ids = columns(keys, Uuids, Ints)
+    await session.send(_DELETE_TASKS, {"run_ids": run_ids, "task_ids": task_ids})
+
+
+async def insert_tasks(session: Session, rows: Sequence[tuple[TaskRow, str]]) -> None:
+    """New tasks, ready or leased, each with its namespace."""
+    names = (
+        "run_ids", "task_ids", "namespaces", "queues", "handlers", "priorities", "node_indexes", "input_seqs", "visible_ats",
+        "attempts", "tokens", "lease_mss", "timeout_mss", "lease_sessions", "lease_expires_ats", "attempt_deadline_ats",
+    )  # fmt: skip
+    flat = [
+        (t.run_id, t.task_id, ns, t.queue, t.handler, t.priority, t.node_index, t.input_seq, t.visible_at, t.attempt, t.token,
+         t.lease_ms, t.timeout_ms, t.lease_session, t.lease_expires_at, t.attempt_deadline_at)
+        for t, ns in rows
+    ]  # fmt: skip
+    values = columns(
+        flat, Uuids, Ints, Texts, Texts, Texts, Ints, Ints, Ints, Times, Ints, Ints, Ints, Ints, Uuids, Times, Times
+    )
+    await session.send(_INSERT_TASKS, dict(zip(names, values, strict=True)))
+
+
+async def update_tasks(session: Session, rows: Collection[TaskRow]) -> None:
+    """Tasks that went back to ready."""
+    names = (
+        "run_ids", "task_ids", "visible_ats", "attempts", "operational_failures", "corrective_failures", "redeliveries",
+        "tokens", "last_failures", "feedbacks", "outcomes",
+    )  # fmt: skip
+    flat = [
+        (t.run_id, t.task_id, t.visible_at, t.attempt, t.operational_failures, t.corrective_failures, t.redeliveries, t.token,
+         t.last_failure, t.feedback, t.outcomes)
+        for t in rows
+    ]  # fmt: skip
+    values = columns(flat, Uuids, Ints, Times, Ints, Ints, Ints, Ints, Ints, Texts, Texts, Texts)
+    await session.send(_UPDATE_TASKS, dict(zip(names, values, strict=True)))
+
+
+async def insert_events(session: Session, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Events, each a tuple in the order of engine.fold.EventRow."""
+    names = (
+        "run_ids", "seqs", "types", "ats", "node_indexes", "task_ids", "tokens", "attempts", "input_seqs", "digests",
+        "payloads", "binaries", "metadata", "details",
+    )  # fmt: skip
+    values = columns(rows, Uuids, Ints, Ints, Times, Ints, Ints, Ints, Ints, Ints, Blobs, Texts, Blobs, Texts, Texts)
+    await session.send(_INSERT_EVENTS, dict(zip(names, values, strict=True)))

@@ -1,0 +1,115 @@
+"""What servers know of each other, the probe that serves all loops, and rows about sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from fencepost_server.config import Config
+from fencepost_server.store.arrays import Texts, Uuids
+from fencepost_server.store.connection import Database
+from fencepost_server.store.queries import query
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyWork:
+    """Tasks that wait in one place, and in how many seconds the first is due (negative: since)."""
+
+    namespace: str
+    queue: str
+    handler: str
+    priority: int
+    due_in: float
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What there is to do."""
+
+    ready: list[ReadyWork]
+    first_expiry_in: float | None
+    other_servers: int
+
+
+async def probe(database: Database, config: Config, server_id: str) -> Probe:
+    """The one statement of an idle server: its heartbeat, the outage guard, and what there is to do."""
+    rows = await database.single(
+        query("cluster", "probe"),
+        {
+            "server": server_id,
+            "gap": timedelta(seconds=config.outage_gap),
+            "hold": timedelta(seconds=config.heartbeat_interval + config.disconnect_grace),
+            "server_timeout": timedelta(seconds=config.server_timeout),
+        },
+    )
+    ready, expiry, others = [], None, 0
+    for what, namespace, queue, handler, number, seconds in rows:
+        if what == 1:
+            ready.append(ReadyWork(namespace, queue, handler, number, seconds))
+        elif what == 2:
+            expiry = seconds
+        else:
+            others = number
+    return Probe(ready, expiry, others)
+
+
+async def forget(database: Database) -> None:
+    """Bounded housekeeping of gone servers, ended sessions and expired request ids."""
+    await database.rows(query("cluster", "forget"))
+
+
+async def notify(database: Database, payloads: Sequence[str]) -> None:
+    """Tell the other servers."""
+    await database.rows(query("cluster", "notify"), {"payloads": Texts(payloads)})
+
+
+async def time(database: Database) -> datetime:
+    """The database's clock (I11)."""
+    now: datetime = (await database.rows(query("cluster", "time")))[0][0]
+    return now
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A worker's stream, for people and for the reconnect."""
+
+    session_id: str
+    namespace: str
+    server_id: str
+    nonce: str
+    worker_name: str
+    sdk: str
+
+
+async def open_session(database: Database, row: SessionRow, previous: Sequence[str]) -> tuple[datetime, list[str]]:
+    """Write a session down. Returns the database's time and which of ``previous`` were of the same process."""
+    async with database.transaction() as session:
+        await session.send(
+            query("cluster", "open_session"),
+            {
+                "session": row.session_id,
+                "namespace": row.namespace,
+                "server": row.server_id,
+                "nonce": row.nonce,
+                "worker_name": row.worker_name,
+                "sdk": row.sdk,
+            },
+        )
+        own = []
+        if previous:
+            params = {"sessions": Uuids(previous), "namespace": row.namespace, "nonce": row.nonce}
+            own = [r[0] for r in await session.rows(query("cluster", "own_sessions"), params)]
+        now = (await session.rows(query("cluster", "time")))[0][0]
+    return now, own
+
+
+async def close_session(database: Database, session_id: str) -> None:
+    """Note that a session has ended."""
+    await database.rows(query("cluster", "close_session"), {"session": session_id})
+
+
+async def raise_epoch(database: Database) -> int:
+    """Let every token from now on be larger than any before. Returns the new epoch."""
+    epoch: int = (await database.rows(query("cluster", "raise_epoch")))[0][0]
+    return epoch

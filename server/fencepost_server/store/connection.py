@@ -1,0 +1,207 @@
+"""Opens connections and runs transactions with their limits.
+
+Everything works behind a pooler in transaction mode: no session state, settings by ``set_config(…, true)`` inside the
+transaction. At a time limit the socket itself is closed, because cancelling a statement needs a server that answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from fencepost_server.config import Config
+from fencepost_server.store import arrays
+from fencepost_server.store.errors import is_away, unavailable
+from fencepost_server.store.queries import query
+
+Connection = psycopg.AsyncConnection[Any]
+Cursor = psycopg.AsyncCursor[Any]
+Params = Mapping[str, Any]
+
+_BEGIN, _COMMIT = query("batch", "begin"), query("batch", "commit")
+_ROLLBACK, _PRELUDE = query("batch", "rollback"), query("batch", "prelude")
+
+
+def _options(config: Config) -> dict[str, Any]:
+    return {
+        "autocommit": True,
+        "prepare_threshold": 2 if config.prepared == "auto" else None,
+        "connect_timeout": max(2, round(config.connect_timeout)),
+        "application_name": "fencepost",
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": round(config.batch_timeout * 1000),
+    }
+
+
+async def _configure(connection: Connection) -> None:
+    connection.prepared_max = 200
+    arrays.register(connection)
+
+
+async def connect(config: Config) -> Connection:
+    """A connection of the caller's own. Raises what ``is_away`` knows when the database can't be reached."""
+    async with asyncio.timeout(config.connect_timeout + 1):
+        connection: Connection = await psycopg.AsyncConnection.connect(config.dsn, **_options(config))
+    await _configure(connection)
+    return connection
+
+
+def slam(connection: Connection) -> None:
+    """Shut the socket down at once, whatever is under way on it: who waits on it gets an error now, even if the
+    other side is silent. (Cancelling a statement would need a server that answers.)
+    """
+    try:
+        descriptor = os.dup(connection.pgconn.socket)
+    except (psycopg.OperationalError, OSError):
+        return  # closed already
+    with socket.socket(fileno=descriptor) as duplicate, suppress(OSError):
+        duplicate.shutdown(socket.SHUT_RDWR)
+
+
+def make_pool(config: Config) -> AsyncConnectionPool[Connection]:
+    """The pool for everything but the lanes. Opens even when the database is away."""
+    return AsyncConnectionPool(
+        config.dsn,
+        kwargs=_options(config),
+        configure=_configure,
+        min_size=1,
+        max_size=config.read_pool_size,
+        timeout=config.connect_timeout,
+        max_waiting=1000,
+        reconnect_timeout=0,
+        open=False,
+        name="reads",
+    )
+
+
+class Session:
+    """One transaction under way: queues statements into the pipeline; ``rows`` waits for their results."""
+
+    __slots__ = ("_connection", "_pipeline")
+
+    def __init__(self, connection: Connection, pipeline: psycopg.AsyncPipeline) -> None:
+        self._connection = connection
+        self._pipeline = pipeline
+
+    async def send(self, statement: bytes, params: Params | None = None) -> Cursor:
+        """Queue a statement. Its rows can be fetched after the next ``sync``."""
+        cursor: Cursor = self._connection.cursor(binary=True)
+        await cursor.execute(statement, params)
+        return cursor
+
+    async def sync(self) -> None:
+        """One round trip: everything queued so far has been executed, or this raises its error."""
+        await self._pipeline.sync()
+
+    async def rows(self, statement: bytes, params: Params | None = None) -> list[Any]:
+        """Queue a statement and wait for it and all before it."""
+        cursor = await self.send(statement, params)
+        await self.sync()
+        return await cursor.fetchall()
+
+
+@asynccontextmanager
+async def transaction(connection: Connection, config: Config) -> AsyncIterator[Session]:
+    """A transaction in pipeline mode, with its time limits set. Commits at the end of the block, rolls back on
+    an error.
+
+    Begin, limits and the first statements travel together. A transaction that takes longer than batch_timeout
+    in all has its socket shut down, and raises the driver's OperationalError.
+    """
+    timer = asyncio.get_running_loop().call_later(config.batch_timeout, slam, connection)
+    try:
+        async with connection.pipeline() as pipeline:
+            session = Session(connection, pipeline)
+            await session.send(_BEGIN)
+            await session.send(_PRELUDE, _limits(config))
+            yield session
+            await session.send(_COMMIT)
+            await session.sync()
+    except asyncio.CancelledError:
+        slam(connection)
+        raise
+    except BaseException:
+        await _roll_back(connection)
+        raise
+    finally:
+        timer.cancel()
+
+
+async def _roll_back(connection: Connection) -> None:
+    """Leave no transaction open; a connection that can't even do that is shut."""
+    if connection.closed or connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+        return
+    try:
+        await connection.execute(_ROLLBACK)
+    except psycopg.Error:
+        slam(connection)
+
+
+class Database:
+    """The pool, with its errors mapped. Reads, claims, heartbeats and sweeps go through here; the lanes have
+    their own.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._pool = make_pool(config)
+
+    async def open(self) -> None:
+        """Start the pool; does not wait for the database."""
+        await self._pool.open(wait=False)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._pool.close(timeout=2)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Session]:
+        """A transaction on a pooled connection. Raises DatabaseUnavailable when the database is away or too slow."""
+        try:
+            async with self._pool.connection() as connection, transaction(connection, self.config) as session:
+                yield session
+        except (PoolTimeout, psycopg.Error, OSError, TimeoutError) as error:
+            if is_away(error):
+                raise unavailable() from error
+            raise
+
+    async def rows(self, statement: bytes, params: Params | None = None) -> list[Any]:
+        """One statement in a transaction of its own: one round trip for all of it."""
+        async with self.transaction() as session:
+            cursor = await session.send(statement, params)
+        return await cursor.fetchall() if cursor.description is not None else []
+
+    async def single(self, statement: bytes, params: Params | None = None) -> list[Any]:
+        """One statement and nothing else, for loops that run while the server is idle: the only limit is
+        batch_timeout, by closing the socket.
+        """
+        try:
+            async with self._pool.connection() as connection:
+                timer = asyncio.get_running_loop().call_later(self.config.batch_timeout, slam, connection)
+                try:
+                    cursor: Cursor = connection.cursor(binary=True)
+                    await cursor.execute(statement, params)
+                    return await cursor.fetchall()
+                finally:
+                    timer.cancel()
+        except (PoolTimeout, psycopg.Error, OSError, TimeoutError) as error:
+            if is_away(error):
+                raise unavailable() from error
+            raise
+
+
+def _limits(config: Config) -> dict[str, str]:
+    return {
+        "lock_timeout": f"{config.lock_timeout * 1000:.0f}",
+        "statement_timeout": f"{config.statement_timeout * 1000:.0f}",
+        "idle_timeout": f"{config.idle_in_transaction_timeout * 1000:.0f}",
+    }

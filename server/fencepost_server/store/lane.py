@@ -1,0 +1,235 @@
+"""A lane of the group commit.
+
+Operations wait in the lane; when it is free it takes what waits, up to a limit, and hands it to ``work`` as one
+transaction on the lane's own connection. No timer: an idle lane starts at once, a busy one gathers meanwhile. A
+lane outlives its database: it reconnects, tries its batch again (``again`` is set, so that what was committed
+is recognised), and gives up what nobody waits for past its deadline.
+
+An operation that the database or our own code refuses is found by halving the batch, and it alone fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Generic, Protocol, TypeVar
+
+import psycopg
+
+from fencepost_server.config import Config
+from fencepost_server.domain.errors import DatabaseUnavailable, FencepostError, Internal, Overloaded
+from fencepost_server.store.connection import Connection, connect, slam
+from fencepost_server.store.errors import LOCK_TIMEOUT, RETRY_AT_ONCE, is_away, unavailable
+
+log = logging.getLogger("fencepost.lane")
+
+_RETRIES_AT_ONCE = 20
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+_SKIPPED_PAUSE = 0.05
+
+
+class Pending(Protocol):
+    """What a lane knows of an operation."""
+
+    again: bool
+    deadline: float
+
+    @property
+    def size(self) -> int:
+        """About its bytes."""
+
+    @property
+    def wanted(self) -> bool:
+        """Keep trying past the deadline."""
+
+    def give_up(self, error: FencepostError) -> None:
+        """It was not committed, or is not known to be."""
+
+
+Op = TypeVar("Op", bound=Pending)
+
+
+class Lane(Generic[Op]):
+    """One writer. ``work(connection, operations, skip_locked)`` commits, settles, and returns those that it had
+    to skip.
+    """
+
+    def __init__(
+        self, name: str, config: Config, work: Callable[[Connection, list[Op], bool], Awaitable[list[Op]]]
+    ) -> None:
+        self.name = name
+        self._config = config
+        self._work = work
+        self._waiting: deque[Op] = deque()
+        self._wake = asyncio.Event()
+        self._connection: Connection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.on_recovery: Callable[[], None] | None = None
+        """Called after a batch that had to be tried again because the connection failed."""
+        self.batches = 0
+        self.operations = 0
+        self.last_commit = 0.0
+        """Monotonic time of the last good batch, 0 before the first."""
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._task = asyncio.create_task(self._run(), name=f"lane-{self.name}")
+
+    async def stop(self) -> None:
+        """Stop at once; what waits is given up. ``drain`` first for a graceful end."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        while self._waiting:
+            self._waiting.popleft().give_up(unavailable())
+        self._disconnect()
+
+    async def drain(self) -> None:
+        """Wait until nothing waits."""
+        await self._idle.wait()
+
+    @property
+    def depth(self) -> int:
+        """Operations that wait."""
+        return len(self._waiting)
+
+    def submit(self, operations: Iterable[Op]) -> None:
+        """Queue operations of workers and loops, whose number is bounded by their sessions."""
+        deadline = time.monotonic() + self._config.operation_timeout
+        for operation in operations:
+            operation.deadline = deadline
+            self._waiting.append(operation)
+        if self._waiting:
+            self._idle.clear()
+            self._wake.set()
+
+    def submit_one(self, operation: Op) -> None:
+        """Queue an operation of a caller. Raises Overloaded if the queue is full."""
+        if len(self._waiting) >= self._config.lane_queue:
+            raise Overloaded("too many operations wait for the database")
+        self.submit((operation,))
+
+    async def _run(self) -> None:
+        while True:
+            if not self._waiting:
+                self._idle.set()
+                self._wake.clear()
+                await self._wake.wait()
+            await self._settle(self._take())
+
+    def _take(self) -> list[Op]:
+        """What waits, up to the limits of one transaction; one operation at least."""
+        batch: list[Op] = []
+        size = 0
+        while self._waiting and len(batch) < self._config.lane_batch:
+            size += self._waiting[0].size
+            if batch and size > self._config.lane_batch_bytes:
+                break
+            batch.append(self._waiting.popleft())
+        return batch
+
+    async def _settle(self, batch: list[Op]) -> None:
+        """Commit a batch, however often it takes."""
+        pause, tries, skip_locked, recovering = _FIRST_PAUSE, 0, False, False
+        while batch:
+            tries += 1
+            try:
+                skipped = await self._work(await self._connected(), batch, skip_locked)
+            except RETRY_AT_ONCE:
+                if tries > _RETRIES_AT_ONCE:
+                    self._give_up(batch, unavailable())
+                    return
+            except LOCK_TIMEOUT:
+                if skip_locked and len(batch) > 1:
+                    # Not a run's lock, then: a key that another transaction is inserting. One by one, the
+                    # others get through.
+                    for operation in batch:
+                        await self._settle([operation])
+                    return
+                batch = self._still_wanted(batch)
+                skip_locked = True
+            except Exception as error:  # noqa: BLE001  # sorted out below: away, or somebody's fault
+                if not is_away(error):
+                    await self._isolate(batch, error)
+                    return
+                recovering = True
+                self._note_outage(error)
+                self._disconnect()
+                for operation in batch:
+                    operation.again = True
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+                batch = self._still_wanted(batch)
+                self._drop_expired()
+            else:
+                self.last_commit = time.monotonic()
+                self.batches += 1
+                self.operations += len(batch) - len(skipped)
+                self._requeue(skipped)
+                break
+        if recovering and self.on_recovery is not None:
+            self.on_recovery()
+
+    async def _isolate(self, batch: list[Op], error: Exception) -> None:
+        """Find the operation that can't be committed, by halving; the others are committed."""
+        if isinstance(error, psycopg.Error):
+            self._disconnect()
+        if len(batch) > 1:
+            middle = len(batch) // 2
+            await self._settle(batch[:middle])
+            await self._settle(batch[middle:])
+            return
+        incident = uuid.uuid4().hex[:12]
+        log.error("incident %s: an operation can't be committed", incident, exc_info=error)
+        batch[0].give_up(Internal(f"internal error, incident {incident}"))
+
+    def _requeue(self, skipped: list[Op]) -> None:
+        """Runs that another transaction holds come again after a moment, behind what waits now."""
+        if skipped:
+            still = self._still_wanted(skipped)
+            asyncio.get_running_loop().call_later(_SKIPPED_PAUSE, self._resubmit, still)
+
+    def _resubmit(self, operations: list[Op]) -> None:
+        self._waiting.extend(operations)
+        self._idle.clear()
+        self._wake.set()
+
+    def _still_wanted(self, batch: list[Op]) -> list[Op]:
+        now = time.monotonic()
+        kept = [op for op in batch if op.wanted or op.deadline > now]
+        self._give_up([op for op in batch if not (op.wanted or op.deadline > now)], unavailable())
+        return kept
+
+    def _drop_expired(self) -> None:
+        """While the database is away, what waits behind the batch runs out too."""
+        self._waiting = deque(self._still_wanted(list(self._waiting)))
+
+    def _give_up(self, batch: list[Op], error: DatabaseUnavailable) -> None:
+        for operation in batch:
+            operation.give_up(error)
+
+    async def _connected(self) -> Connection:
+        if self._connection is None or self._connection.closed:
+            self._connection = await connect(self._config)
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            slam(self._connection)
+            self._connection.pgconn.finish()
+            self._connection = None
+
+    def _note_outage(self, error: Exception) -> None:
+        """At most one line a second, however many lanes and tries."""
+        now = time.monotonic()
+        if now - Lane._last_note >= 1.0:
+            Lane._last_note = now
+            log.warning("the database is away (%s); trying again", type(error).__name__)
+
+    _last_note = 0.0

@@ -1,0 +1,35 @@
+"""LISTEN on a direct connection of its own: a pooler in transaction mode can't hold it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import psycopg
+
+from fencepost_server.config import Config
+
+CHANNEL = "fencepost"
+
+
+async def listen(config: Config) -> AsyncIterator[str]:
+    """Yield payloads until the connection is lost, which raises psycopg.Error.
+
+    Now and then a trivial statement checks that the other side is there: a connection that only listens would
+    not notice.
+    """
+    connection = await psycopg.AsyncConnection.connect(
+        config.listen_dsn,
+        autocommit=True,
+        connect_timeout=max(2, round(config.connect_timeout)),
+        application_name="fencepost listener",
+        keepalives_idle=5,
+        keepalives_interval=2,
+        keepalives_count=3,
+        tcp_user_timeout=10_000,
+    )
+    async with connection:
+        await connection.execute(b"listen " + CHANNEL.encode())
+        while True:
+            async for notification in connection.notifies(timeout=5.0):
+                yield notification.payload
+            await connection.execute("select 1")

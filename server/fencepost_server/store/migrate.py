@@ -1,0 +1,133 @@
+"""Brings the schema up to date.
+
+Each file of ``migrations/`` runs once, in order, in a transaction of its own under an advisory lock, so that
+any number of servers may try at the same time. What ran is recorded with its checksum: a changed file, a gap,
+or a schema newer than this release is SCHEMA_VERSION_MISMATCH.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import psycopg
+
+from fencepost_server.domain.errors import SchemaVersionMismatch
+
+# Any constant of our own will do: it keeps two migrations of one database apart.
+_LOCK = 0x46656E6365  # "Fence"
+
+_CREATE = """
+create table if not exists schema_migration (
+    version integer primary key,
+    name text not null,
+    checksum text not null,
+    applied_at timestamptz not null default clock_timestamp()
+)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One file: its number, its name and its text."""
+
+    version: int
+    name: str
+    text: str
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of the text, in hex."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def migrations() -> list[Migration]:
+    """All migrations of this release, in order."""
+    found = [
+        Migration(int(entry.name.split("_", 1)[0]), entry.name, entry.read_text(encoding="utf-8"))
+        for entry in (files(__package__) / "migrations").iterdir()
+        if entry.name.endswith(".sql")
+    ]
+    return sorted(found, key=lambda m: m.version)
+
+
+async def _connect(dsn: str) -> psycopg.AsyncConnection[Any]:
+    return await psycopg.AsyncConnection.connect(dsn, autocommit=True, connect_timeout=10, prepare_threshold=None)
+
+
+async def _applied(connection: psycopg.AsyncConnection[Any]) -> dict[int, str]:
+    cursor = await connection.execute("select to_regclass('schema_migration') is not null")
+    row = await cursor.fetchone()
+    if row is None or not row[0]:
+        return {}
+    cursor = await connection.execute("select version, checksum from schema_migration order by version")
+    return dict(await cursor.fetchall())
+
+
+def _compare(applied: dict[int, str], ours: list[Migration]) -> list[Migration]:
+    """The migrations that are missing. Raises SchemaVersionMismatch when what was applied is not what this
+    release has.
+    """
+    known = {m.version: m for m in ours}
+    newer = sorted(set(applied) - set(known))
+    if newer:
+        raise SchemaVersionMismatch(
+            f"the database's schema (version {max(applied)}) is newer than this release (version {max(known)}): "
+            "run a newer fencepost-server"
+        )
+    changed = [known[v].name for v, checksum in applied.items() if known[v].checksum != checksum]
+    if changed:
+        raise SchemaVersionMismatch(f"applied migrations differ from this release's: {', '.join(changed)}")
+    missing = [m for m in ours if m.version not in applied]
+    if applied and missing and min(m.version for m in missing) < max(applied):
+        raise SchemaVersionMismatch(f"the database lacks {missing[0].name} although later migrations were applied")
+    return missing
+
+
+async def migrate(dsn: str) -> list[str]:
+    """Apply what is missing and return its names. Safe to run from several places at once.
+
+    Raises SchemaVersionMismatch; psycopg.Error if the database can't be reached or refuses.
+    """
+    done: list[str] = []
+    async with await _connect(dsn) as connection:
+        while True:
+            async with connection.transaction():
+                await connection.execute("set local lock_timeout = '60s'")
+                await connection.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
+                await connection.execute("set local client_min_messages = warning")
+                await connection.execute(_CREATE)
+                missing = _compare(await _applied(connection), migrations())
+                if not missing:
+                    return done
+                first = missing[0]
+                await connection.execute(first.text.encode())
+                await connection.execute(
+                    "insert into schema_migration (version, name, checksum) values (%s, %s, %s)",
+                    [first.version, first.name, first.checksum],
+                )
+            done.append(first.name)
+
+
+async def check(dsn: str) -> None:
+    """Raise SchemaVersionMismatch unless the database has exactly this release's schema, and its settings are
+    usable.
+    """
+    async with await _connect(dsn) as connection:
+        missing = _compare(await _applied(connection), migrations())
+        if missing:
+            raise SchemaVersionMismatch(
+                f"the database's schema lacks {', '.join(m.name for m in missing)}: run `fencepost migrate`"
+            )
+        cursor = await connection.execute(
+            "select current_setting('server_version_num')::int, current_setting('server_encoding')"
+        )
+        row = await cursor.fetchone()
+        assert row is not None  # a select without from has one row
+        version, encoding = row
+        if version < 150000:
+            raise SchemaVersionMismatch(f"Postgres {version // 10000} is too old: 15 or newer is needed")
+        if encoding != "UTF8":
+            raise SchemaVersionMismatch(f"the database's encoding is {encoding}: it must be UTF8")

@@ -1,0 +1,72 @@
+-- What a server knows of the others, and the one statement that serves all loops while nothing happens.
+
+-- name: probe
+-- Beats for this server, moves the outage guard on, and tells what there is to do: which (namespace, queue, handler, priority)
+-- have a ready task and when the first is due, when the first lease runs out, how many other servers live. A gap between probes of
+-- all servers longer than an outage holds every expiry until workers had time to come back.
+-- locks: own server row; the cluster row at most once a second. index: task_ready (one lookup a combination), task_lease
+with recursive beat as (
+    insert into server (server_id) values (%(server)s)
+    on conflict (server_id) do update set seen_at = clock_timestamp()
+), pass as (
+    update cluster
+    set last_pass_at = clock_timestamp(),
+        hold_until = case when clock_timestamp() - last_pass_at > %(gap)s then clock_timestamp() + %(hold)s else hold_until end
+    where last_pass_at < clock_timestamp() - interval '1 s'
+), ready as (
+    (select namespace, queue, handler, priority, visible_at from task
+     where lease_session is null
+     order by namespace, queue, handler, priority, visible_at limit 1)
+    union all
+    select t.namespace, t.queue, t.handler, t.priority, t.visible_at
+    from ready r cross join lateral (
+        select namespace, queue, handler, priority, visible_at from task
+        where lease_session is null
+          and (namespace, queue, handler, priority) > (r.namespace, r.queue, r.handler, r.priority)
+        order by namespace, queue, handler, priority, visible_at limit 1
+    ) t
+)
+select 1 as what, namespace, queue, handler, priority::int, extract(epoch from visible_at - clock_timestamp())::float8
+from (select * from ready limit 2000) r
+union all
+select 2, null, null, null, null,
+       extract(epoch from (select lease_expires_at from task where lease_session is not null
+                           order by lease_expires_at limit 1) - clock_timestamp())::float8
+union all
+select 3, null, null, null,
+       (select count(*)::int from server where seen_at > clock_timestamp() - %(server_timeout)s and server_id <> %(server)s),
+       0;
+
+-- name: forget
+-- Bounded housekeeping: gone servers, ended sessions, request ids past their time. index: run_key_expiry, session_ended
+with keys as (
+    delete from run_key where ctid = any(array(
+        select ctid from run_key where expires_at < clock_timestamp() limit 1000 for update skip locked))
+), sessions as (
+    delete from session where ctid = any(array(
+        select ctid from session where ended_at < clock_timestamp() - interval '1 hour' limit 1000 for update skip locked))
+)
+delete from server where seen_at < clock_timestamp() - interval '1 hour';
+
+-- name: notify
+select pg_notify('fencepost', p) from unnest(%(payloads)s) p;
+
+-- name: time
+select clock_timestamp();
+
+-- name: open_session
+insert into session (session_id, namespace, server_id, process_nonce, worker_name, sdk)
+values (%(session)s, %(namespace)s, %(server)s, %(nonce)s, %(worker_name)s, %(sdk)s)
+on conflict (session_id) do nothing;
+
+-- name: own_sessions
+-- Which of these former sessions belong to the same process.
+select session_id from session
+where session_id = any(%(sessions)s) and namespace = %(namespace)s and process_nonce = %(nonce)s;
+
+-- name: close_session
+update session set ended_at = clock_timestamp() where session_id = %(session)s and ended_at is null;
+
+-- name: raise_epoch
+-- Every token given from now on is larger than any given before, also than those a restored backup has forgotten (I3).
+update cluster set epoch = epoch + 1 returning epoch;

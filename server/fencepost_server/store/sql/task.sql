@@ -1,0 +1,123 @@
+-- Leases: claimed, renewed, adopted after a reconnect, cut short after a disconnect. These lock tasks only, with skip locked, and
+-- write no events.
+
+-- name: claim
+-- locks: up to %(limit)s ready tasks, skip locked. The lateral is pulled row by row under the outer limit, so no more are locked
+-- than are taken. index: task_ready, one range a (queue, handler, priority); then task_pkey, run_pkey, event_pkey
+with want as (
+    select * from unnest(%(queues)s, %(handlers)s, %(priorities)s) with ordinality w(queue, handler, priority, ord)
+), picked as (
+    select p.run_id, p.task_id
+    from (select * from want order by ord) w
+    cross join lateral (
+        select t.run_id, t.task_id from task t
+        where t.lease_session is null and t.namespace = %(namespace)s and t.queue = w.queue and t.handler = w.handler
+          and t.priority = w.priority and t.visible_at <= (select clock_timestamp())
+        order by t.visible_at limit %(limit)s
+        for update skip locked
+    ) p
+    limit %(limit)s
+), numbered as (
+    select run_id, task_id, row_number() over () as n from picked
+), claimed as (
+    update task t
+    set lease_session = (%(sessions)s)[k.n],
+        token = greatest(t.token + 1, (c.epoch::bigint << 40) + 1),
+        attempt = t.attempt + 1,
+        lease_expires_at = c.now + least(t.lease_ms, coalesce(t.timeout_ms, t.lease_ms)) * interval '1 ms',
+        attempt_deadline_at = c.now + t.timeout_ms * interval '1 ms'
+    from numbered k, (select epoch, (select clock_timestamp()) as now from cluster) c
+    where t.run_id = k.run_id and t.task_id = k.task_id
+    returning t.*
+)
+select c.run_id, c.task_id, c.token, c.lease_session, c.queue, c.handler, c.priority, c.node_index, c.attempt, c.lease_ms,
+       c.timeout_ms, c.feedback, r.workflow_id, r.definition_hash, r.user_id, e.payload, e.payload_binary, e.payload_metadata
+from claimed c
+join run r on r.run_id = c.run_id
+join event e on e.run_id = c.run_id and e.seq = c.input_seq;
+
+-- name: renew
+-- locks: the leases named, in key order, skip locked (a skipped one is tried again by the caller). The token decides (I2); an
+-- attempt's deadline is never passed. index: task_pkey
+with locked as (
+    select t.run_id, t.task_id
+    from unnest(%(run_ids)s, %(task_ids)s, %(tokens)s) k(run_id, task_id, token)
+    join task t on t.run_id = k.run_id and t.task_id = k.task_id
+    where t.token = k.token and t.namespace = %(namespace)s and t.lease_session is not null
+    order by t.run_id, t.task_id
+    for update of t skip locked
+), clock as (
+    select (select clock_timestamp()) as now
+)
+update task t
+set lease_expires_at = least(clock.now + t.lease_ms * interval '1 ms',
+                             coalesce(t.attempt_deadline_at, clock.now + t.lease_ms * interval '1 ms'))
+from locked l, clock
+where t.run_id = l.run_id and t.task_id = l.task_id
+returning t.run_id, t.task_id, extract(epoch from t.lease_expires_at - clock.now)::float8;
+
+-- name: read_leases
+-- Which of these leases are current. No locks. index: task_pkey
+select t.run_id, t.task_id
+from unnest(%(run_ids)s, %(task_ids)s, %(tokens)s) k(run_id, task_id, token)
+join task t on t.run_id = k.run_id and t.task_id = k.task_id
+where t.token = k.token and t.namespace = %(namespace)s and t.lease_session is not null;
+
+-- name: adopt
+-- Moves the held leases of a process's former sessions to its new one. locks: those tasks, in key order, skip locked.
+-- index: task_pkey
+with locked as (
+    select t.run_id, t.task_id
+    from unnest(%(run_ids)s, %(task_ids)s, %(tokens)s) k(run_id, task_id, token)
+    join task t on t.run_id = k.run_id and t.task_id = k.task_id
+    where t.token = k.token and t.namespace = %(namespace)s and t.lease_session is not null
+    order by t.run_id, t.task_id
+    for update of t skip locked
+), clock as (
+    select (select clock_timestamp()) as now
+)
+update task t
+set lease_session = %(session)s,
+    lease_expires_at = least(clock.now + t.lease_ms * interval '1 ms',
+                             coalesce(t.attempt_deadline_at, clock.now + t.lease_ms * interval '1 ms'))
+from locked l, clock
+where t.run_id = l.run_id and t.task_id = l.task_id
+returning t.run_id, t.task_id, extract(epoch from t.lease_expires_at - clock.now)::float8;
+
+-- name: session_leases
+-- The leases of sessions, bounded. No locks. index: task_session
+select run_id, task_id, token, lease_session from task where lease_session = any(%(sessions)s) limit %(limit)s;
+
+-- name: shorten
+-- The stream of a session has ended: its leases last the grace from now at most. locks: tasks of the session, skip locked;
+-- those skipped are being reported or claimed away, the caller repeats until none is left. index: task_session
+with locked as (
+    select run_id, task_id from task
+    where lease_session = %(session)s and lease_expires_at > clock_timestamp() + %(grace)s
+    order by run_id, task_id limit 1000
+    for update skip locked
+)
+update task t set lease_expires_at = clock_timestamp() + %(grace)s
+from locked l where t.run_id = l.run_id and t.task_id = l.task_id and t.lease_session = %(session)s;
+
+-- name: count_long
+-- Leases of an ended session that shorten has not reached. index: task_session
+select count(*) from (
+    select 1 from task where lease_session = %(session)s and lease_expires_at > clock_timestamp() + %(grace)s + interval '100 ms'
+    limit 1000) t;
+
+-- name: expired
+-- Candidates for the sweeper, without locks: each is checked again under the locks of the batch. Pages by key, so that rows
+-- which can't be changed now do not hide those behind them. index: task_lease
+select run_id, task_id, token, namespace, lease_expires_at from task
+where lease_session is not null and lease_expires_at <= clock_timestamp()
+  and (lease_expires_at, run_id, task_id) > (%(after_at)s, %(after_run)s, %(after_task)s)
+order by lease_expires_at, run_id, task_id limit %(limit)s;
+
+-- name: open_steps
+-- index: task_pkey
+select t.task_id, t.node_index, t.handler, t.queue, t.attempt, t.operational_failures, t.corrective_failures, t.visible_at,
+       t.lease_expires_at, t.last_failure, s.worker_name, t.visible_at > clock_timestamp() as later,
+       t.lease_session is not null as leased
+from task t left join session s on s.session_id = t.lease_session
+where t.run_id = %(run_id)s order by t.task_id limit 1000;

@@ -1,0 +1,151 @@
+"""Leases outside the lanes: claimed, renewed, adopted, cut short, found expired. They lock tasks only, and skip
+locked ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from fencepost_server.domain.model import Payload
+from fencepost_server.store.arrays import Ints, Texts, Uuids, columns
+from fencepost_server.store.connection import Database, Session
+from fencepost_server.store.queries import query
+
+Ref = tuple[str, int, int]
+"""run_id, task_id, token."""
+
+ALWAYS = datetime(1970, 1, 1, tzinfo=UTC)
+NO_RUN = "00000000-0000-0000-0000-000000000000"
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Ready work to look for."""
+
+    queue: str
+    handler: str
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A task that was just leased, with what its worker is told. The order of fields is that of the statement claim."""
+
+    run_id: str
+    task_id: int
+    token: int
+    session_id: str
+    queue: str
+    handler: str
+    priority: int
+    node_index: int
+    attempt: int
+    lease_ms: int
+    timeout_ms: int | None
+    feedback: str | None
+    workflow_id: str
+    definition_hash: bytes
+    user_id: str
+    input: Payload
+
+
+async def claim(database: Database, namespace: str, wants: Sequence[Want], sessions: Sequence[str]) -> list[Claimed]:
+    """Lease ready tasks, the wants in their order, the n-th task to the n-th of ``sessions``. One round trip."""
+    queues, handlers, priorities = columns([(w.queue, w.handler, w.priority) for w in wants], Texts, Texts, Ints)
+    rows = await database.rows(
+        query("task", "claim"),
+        {
+            "namespace": namespace,
+            "queues": queues,
+            "handlers": handlers,
+            "priorities": priorities,
+            "sessions": Uuids(sessions),
+            "limit": len(sessions),
+        },
+    )
+    return [_claimed(row) for row in rows]
+
+
+def _claimed(row: tuple[Any, ...]) -> Claimed:
+    json_text, binary, metadata = row[15:]
+    payload = Payload(json_text, None if binary is None else bytes(binary), metadata)
+    return Claimed(*(*row[:13], bytes(row[13]), row[14], payload))
+
+
+async def renew(
+    session: Session, namespace: str, refs: Sequence[Ref]
+) -> tuple[dict[tuple[str, int], float], set[tuple[str, int]]]:
+    """Renew leases. Returns the seconds that each renewed one has, and those that are current but were locked
+    just now.
+    """
+    params = {"namespace": namespace, **_ref_columns(refs)}
+    renewed = {
+        (run_id, task_id): seconds for run_id, task_id, seconds in await session.rows(query("task", "renew"), params)
+    }
+    rest = [ref for ref in refs if (ref[0], ref[1]) not in renewed]
+    if not rest:
+        return renewed, set()
+    rows = await session.rows(query("task", "read_leases"), {"namespace": namespace, **_ref_columns(rest)})
+    return renewed, {(run_id, task_id) for run_id, task_id in rows}
+
+
+async def adopt(
+    session: Session, namespace: str, session_id: str, refs: Sequence[Ref]
+) -> tuple[dict[tuple[str, int], float], set[tuple[str, int]]]:
+    """Move held leases to a process's new session. Returns as ``renew``."""
+    params = {"namespace": namespace, "session": session_id, **_ref_columns(refs)}
+    adopted = {
+        (run_id, task_id): seconds for run_id, task_id, seconds in await session.rows(query("task", "adopt"), params)
+    }
+    rest = [ref for ref in refs if (ref[0], ref[1]) not in adopted]
+    if not rest:
+        return adopted, set()
+    rows = await session.rows(query("task", "read_leases"), {"namespace": namespace, **_ref_columns(rest)})
+    return adopted, {(run_id, task_id) for run_id, task_id in rows}
+
+
+def _ref_columns(refs: Sequence[Ref]) -> dict[str, Any]:
+    return dict(zip(("run_ids", "task_ids", "tokens"), columns(refs, Uuids, Ints, Ints), strict=True))
+
+
+async def session_leases(database: Database, session_ids: Sequence[str], limit: int) -> list[tuple[Ref, str]]:
+    """What sessions have on lease, with the session of each."""
+    rows = await database.rows(query("task", "session_leases"), {"sessions": Uuids(session_ids), "limit": limit})
+    return [((run_id, task_id, token), session_id) for run_id, task_id, token, session_id in rows]
+
+
+async def shorten(database: Database, session_id: str, grace: float) -> bool:
+    """Cut the leases of an ended session down to the grace. False if some could not be had: call again."""
+    params = {"session": session_id, "grace": timedelta(seconds=grace)}
+    async with database.transaction() as session:
+        await session.send(query("task", "shorten"), params)
+        left = await session.rows(query("task", "count_long"), params)
+    return not left[0][0]
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """A lease that seems to have run out."""
+
+    run_id: str
+    task_id: int
+    token: int
+    namespace: str
+    expires_at: datetime
+
+
+async def expired(database: Database, after: Expired | None, limit: int) -> list[Expired]:
+    """The next candidates of a sweep, oldest first."""
+    rows = await database.rows(
+        query("task", "expired"),
+        {
+            "after_at": ALWAYS if after is None else after.expires_at,
+            "after_run": NO_RUN if after is None else after.run_id,
+            "after_task": 0 if after is None else after.task_id,
+            "limit": limit,
+        },
+    )
+    return [Expired(*row) for row in rows]

@@ -1,0 +1,48 @@
+"""The names of all metrics. Values are read when they are asked for: nothing is counted twice and nothing on
+the hot path.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fencepost_server.engine.engine import Engine
+
+
+class EngineCollector(Collector):
+    """Metrics of one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics, now."""
+        engine, now = self._engine, time.monotonic()
+        yield GaugeMetricFamily("fencepost_healthy", "1 if the database answered lately.", value=float(engine.healthy))
+        yield GaugeMetricFamily("fencepost_sessions", "Worker streams.", value=len(engine.dispatcher.sessions))
+        ages = GaugeMetricFamily(
+            "fencepost_loop_last_good_seconds", "Seconds since a loop's last good pass; a waiting loop is as old as its cause.",
+            labels=["loop"],
+        )  # fmt: skip
+        errors = CounterMetricFamily("fencepost_loop_errors", "Passes of a loop that failed.", labels=["loop"])
+        for loop in engine.loops:
+            ages.add_metric([loop.name], now - loop.last_good if loop.last_good else -1.0)
+            errors.add_metric([loop.name], loop.errors)
+        yield ages
+        yield errors
+        depth = GaugeMetricFamily("fencepost_lane_depth", "Operations that wait for a lane.", labels=["lane"])
+        batches = CounterMetricFamily("fencepost_lane_batches", "Transactions of a lane.", labels=["lane"])
+        operations = CounterMetricFamily(
+            "fencepost_lane_operations", "Operations that a lane committed.", labels=["lane"]
+        )
+        for lane in engine.lanes:
+            depth.add_metric([lane.name], lane.depth)
+            batches.add_metric([lane.name], lane.batches)
+            operations.add_metric([lane.name], lane.operations)
+        yield depth
+        yield batches
+        yield operations

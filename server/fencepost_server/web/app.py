@@ -1,0 +1,94 @@
+"""The HTTP side of a server: /healthz (the process lives), /readyz (it has a database and is not draining),
+/metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from fencepost_server.config import Config
+from fencepost_server.engine.engine import Engine
+from fencepost_server.telemetry import EngineCollector
+
+
+class HttpPortInUse(OSError):
+    """The HTTP port is taken."""
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+class HttpServer:
+    """Serves on a port of its own."""
+
+    def __init__(self, config: Config, engine: Engine) -> None:
+        self._config = config
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(EngineCollector(engine))
+
+        async def healthz(_request: Request) -> Response:
+            return PlainTextResponse("ok\n")
+
+        async def readyz(_request: Request) -> Response:
+            ready = engine.healthy and not engine.draining
+            return PlainTextResponse("ready\n" if ready else "not ready\n", 200 if ready else 503)
+
+        async def metrics(_request: Request) -> Response:
+            return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+        app = Starlette(routes=[Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics)])
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                loop="none",
+                http="h11",
+                ws="none",
+                limit_concurrency=100,
+                timeout_keep_alive=5,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._socket: socket.socket | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        """Bind and serve. Raises HttpPortInUse."""
+        host, port = self._config.http_host.strip("[]"), self._config.http_port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind((host, port))
+        except OSError as error:
+            bound.close()
+            raise HttpPortInUse(f"can't listen on {host}:{port}: is the port in use?") from error
+        self._socket, self.port = bound, bound.getsockname()[1]
+        self._task = asyncio.create_task(self._server.serve(sockets=[bound]), name="http")
+
+    async def stop(self) -> None:
+        """End."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+        if self._socket is not None:
+            self._socket.close()

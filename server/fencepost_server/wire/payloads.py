@@ -1,0 +1,110 @@
+"""Payloads and failures in both directions."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from fencepost.v1 import payload_pb2, run_pb2
+from fencepost_server.domain.errors import InvalidFrame, InvalidJson, PayloadTooLarge
+from fencepost_server.domain.jsontext import JsonError, parse
+from fencepost_server.domain.model import NULL, Failure, FailureKind, Payload
+from fencepost_server.domain.violation import Violation
+
+MAX_METADATA_ENTRIES, MAX_METADATA_BYTES = 32, 4096
+MAX_CODE, MAX_MESSAGE = 200, 10_000
+
+
+def payload_in(message: payload_pb2.Payload, limit: int, path: str) -> tuple[Payload, object]:
+    """The payload and, for JSON, its parsed value. Raises InvalidJson, PayloadTooLarge with ``path`` as the place."""
+    metadata = None
+    if message.metadata:
+        metadata = json.dumps(dict(message.metadata), sort_keys=True)
+        if len(message.metadata) > MAX_METADATA_ENTRIES or len(metadata.encode()) > MAX_METADATA_BYTES:
+            raise _too_large(
+                f"{path}.metadata", f"more than {MAX_METADATA_ENTRIES} entries or {MAX_METADATA_BYTES} bytes"
+            )
+    which = message.WhichOneof("data")
+    if which == "binary":
+        if len(message.binary) > limit:
+            raise _too_large(f"{path}.binary", f"{len(message.binary)} bytes are more than {limit}")
+        return Payload(None, message.binary, metadata), None
+    if which is None:
+        return NULL if metadata is None else Payload("null", None, metadata), None
+    text = message.json
+    # A character has one byte at least: only long texts have to be encoded to be measured.
+    if len(text) * 4 > limit and len(text.encode()) > limit:
+        raise _too_large(f"{path}.json", f"{len(text.encode())} bytes are more than {limit}")
+    try:
+        value = parse(text)
+    except JsonError as error:
+        raise InvalidJson(
+            f"{path}.json is not valid: {error}", violations=[Violation(f"{path}.json", str(error))]
+        ) from None
+    return Payload(text, None, metadata), value
+
+
+def _too_large(path: str, text: str) -> PayloadTooLarge:
+    return PayloadTooLarge(f"{path}: {text}", violations=[Violation(path, text)])
+
+
+def payload_out(payload: Payload) -> payload_pb2.Payload:
+    """A stored payload as sent."""
+    metadata = json.loads(payload.metadata) if payload.metadata else None
+    if payload.binary is not None:
+        return payload_pb2.Payload(binary=payload.binary, metadata=metadata)
+    if payload.json is None:
+        return payload_pb2.Payload(metadata=metadata)
+    return payload_pb2.Payload(json=payload.json, metadata=metadata)
+
+
+def failure_in(message: run_pb2.Failure, limit: int) -> Failure:
+    """A worker's failure; an unknown kind counts as OPERATIONAL. Raises as ``payload_in``, for the feedback."""
+    feedback = None
+    if message.HasField("feedback"):
+        feedback, _ = payload_in(message.feedback, limit, "failure.feedback")
+    try:
+        kind = FailureKind(message.kind)
+    except ValueError:
+        kind = FailureKind.OPERATIONAL
+    return Failure(kind, message.code[:MAX_CODE] or "UNKNOWN", message.message[:MAX_MESSAGE], feedback)
+
+
+def failure_out(failure: Failure) -> run_pb2.Failure:
+    """A stored failure."""
+    return run_pb2.Failure(
+        kind=int(failure.kind),  # type: ignore[arg-type]  # the numbers are the contract's
+        code=failure.code,
+        message=failure.message,
+        feedback=None if failure.feedback is None else payload_out(failure.feedback),
+        node_id=failure.node_id,
+        attempt=failure.attempt,
+    )
+
+
+def retry_after_in(message: Duration) -> float:
+    """Seconds, from 0 to 30 days. Raises InvalidFrame."""
+    seconds = message.seconds + message.nanos / 1e9
+    if not 0 <= seconds <= 30 * 86_400:
+        raise InvalidFrame("retry_after must be between 0 and 30 days")
+    return seconds
+
+
+def duration(seconds: float) -> Duration:
+    """A Duration message."""
+    whole = int(seconds)
+    return Duration(seconds=whole, nanos=round((seconds - whole) * 1e9))
+
+
+def timestamp(at: datetime | None) -> Timestamp | None:
+    """A Timestamp message, or None."""
+    if at is None:
+        return None
+    delta = at - _EPOCH
+    return Timestamp(seconds=delta // timedelta(seconds=1), nanos=delta.microseconds * 1000)
+
+
+_EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
