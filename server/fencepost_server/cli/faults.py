@@ -1,0 +1,51 @@
+"""What can be expected to go wrong, as one line for people and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+FAILURE = 1
+USAGE = 2
+
+
+class CommandFailed(Exception):
+    """A command can't do what it was told. The message is for people; ``code`` is the exit code."""
+
+    def __init__(self, message: str, code: int = FAILURE) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class WrongUsage(CommandFailed):
+    """The command line or the settings are wrong."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, USAGE)
+
+
+def explain(error: BaseException) -> CommandFailed | None:
+    """The fault that ``error`` is; None if nobody expected it, so that its traceback is worth showing.
+
+    The modules that define the errors are not imported for this: who has not been imported has raised nothing.
+    """
+    if isinstance(error, CommandFailed):
+        return error
+    if _is(error, "fencepost_server.config", "ConfigError"):
+        return WrongUsage("wrong settings:\n" + "\n".join(f"  {fault}" for fault in getattr(error, "faults", [])))
+    if _is(error, "fencepost_server.domain.errors", "FencepostError"):
+        return CommandFailed(f"{getattr(error, 'reason', '')}: {error}")
+    store = sys.modules.get("fencepost_server.store.explain")
+    if store is not None:
+        sentence: str | None = store.explain(error)
+        if sentence is not None:
+            return CommandFailed(sentence)
+    if isinstance(error, OSError):
+        return CommandFailed(str(error))
+    return None
+
+
+def _is(error: BaseException, module: str, name: str) -> bool:
+    loaded: Mapping[str, object] = vars(sys.modules[module]) if module in sys.modules else {}
+    kind = loaded.get(name)
+    return isinstance(kind, type) and isinstance(error, kind)
