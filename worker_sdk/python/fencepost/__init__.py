@@ -58,7 +58,7 @@ from fencepost.models import (
     StartRun,
     StepState,
 )
-from fencepost.step import Step, StepContext, step
+from fencepost.steps import Step, StepContext, step
 from fencepost.worker import Worker, WorkerStats
 
 __all__ = [

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fencepost.codec import Value
     from fencepost.failure import Outcome
     from fencepost.models import Failure
-    from fencepost.step import Step
+    from fencepost.steps import Step
 
 # A lease must not seem to last longer because the machine slept. Where this clock is missing the monotonic
 # one does for servers, which do not sleep.

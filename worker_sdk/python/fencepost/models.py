@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fencepost.codec import NULL, Value
 from fencepost.errors import Violation
@@ -34,6 +33,7 @@ class RunState(enum.StrEnum):
     RUNNING = "RUNNING"
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
+    BLOCKED = "BLOCKED"
 
     @property
     def is_final(self) -> bool:
@@ -78,6 +78,7 @@ class EventKind(enum.StrEnum):
     STEP_FAILED = "step_failed"
     RUN_COMPLETED = "run_completed"
     RUN_FAILED = "run_failed"
+    RUN_BLOCKED = "run_blocked"
 
     @property
     def is_final(self) -> bool:
@@ -202,7 +203,7 @@ class StartRun:
     definition_hash: str = ""
 
 
-def _enum(kind: type[E], wrapper: Any, prefix: str, number: int) -> Mapping[int, E]:
+def _enum(kind: type[E], wrapper: Any, prefix: str, number: int) -> dict[int, E]:
     """Map the numbers of a contract's enum to the values of ours; what we lack becomes ``number``'s."""
     values: dict[int, E] = {}
     for name, value in wrapper.items():
@@ -215,7 +216,10 @@ _RUN_STATES = _enum(RunState, run_pb2.RunState, "RUN_STATE_", 0)
 _STEP_STATES = _enum(StepState, run_pb2.StepState, "STEP_STATE_", 0)
 _FAILURE_KINDS = _enum(FailureKind, run_pb2.FailureKind, "FAILURE_KIND_", 0)
 _DEFINITION_STATES = _enum(DefinitionState, definition_service_pb2.DefinitionState, "DEFINITION_STATE_", 0)
-RUN_STATE_NUMBERS = {state: run_pb2.RunState.Value(f"RUN_STATE_{state.name}") for state in RunState}
+# Each of ours has a number of the contract's; UNSPECIFIED has 0, whatever else was mapped to it.
+RUN_STATE_NUMBERS: dict[RunState, run_pb2.RunState.ValueType] = {
+    state: cast("run_pb2.RunState.ValueType", number) for number, state in reversed(_RUN_STATES.items())
+}
 FAILURE_KIND_NUMBERS = {kind: run_pb2.FailureKind.Value(f"FAILURE_KIND_{kind.name}") for kind in FailureKind}
 
 
@@ -311,9 +315,7 @@ def _details_of(event: run_pb2.Event) -> dict[str, Any]:
             found["ready_time"] = time_of(value)
         elif field.name in Event.__slots__:
             found[field.name] = value
-    if kind == "run_started":
-        found.setdefault("payload", NULL)
-    if kind == "step_completed":
+    if kind in {"run_started", "step_completed"}:
         found.setdefault("payload", NULL)
     return found
 

@@ -28,7 +28,7 @@ from fencepost.frames import fill_outcomes, fill_ref, seconds_of, take
 from fencepost.lease import CancelReason, Lease
 from fencepost.ledger import Counters, Effects, Ledger
 from fencepost.models import FailureKind, failure_of, value_of
-from fencepost.step import Step
+from fencepost.steps import Step
 from fencepost.v1 import worker_service_pb2 as pb
 
 logger = logging.getLogger("fencepost.worker")

@@ -26,7 +26,7 @@ from fencepost.channel import Targets
 from fencepost.ledger import Counters
 from fencepost.runtime import Runtime, Settings
 from fencepost.session import Identity
-from fencepost.step import Step
+from fencepost.steps import Step
 
 logger = logging.getLogger("fencepost.worker")
 

@@ -1,0 +1,35 @@
+"""Addresses are tried in turn, and tries are spread over time."""
+
+from __future__ import annotations
+
+import pytest
+
+from fencepost.channel import Backoff, Targets
+
+
+def test_addresses_are_tried_in_turn() -> None:
+    targets = Targets("a:1, b:2,")
+    seen = []
+    for _ in range(3):
+        seen.append(targets.current)
+        targets.advance()
+    assert seen == ["a:1", "b:2", "a:1"]
+
+
+@pytest.mark.parametrize("text", ["", " , "])
+def test_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no address"):
+        Targets(text)
+
+
+def test_delays_are_random_below_a_limit_that_doubles_up_to_the_most() -> None:
+    backoff = Backoff(0.05, 5.0, chance=lambda: 1.0)
+    assert [backoff.next() for _ in range(9)] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    backoff.reset()
+    assert backoff.next() == 0.05
+    assert Backoff(chance=lambda: 0.0).next() == 0.0
+
+
+def test_what_the_server_asks_for_is_the_least() -> None:
+    assert Backoff(chance=lambda: 0.5).next(10.0) == pytest.approx(11.0)
+    assert Backoff(chance=lambda: 1.0).next(0.01) == 0.05
