@@ -232,9 +232,7 @@ def test_a_canonical_text_is_its_own_canonical_text(value: object, random: Rando
 
 
 @given(numbers, numbers)
-def test_texts_share_their_canonical_text_exactly_if_their_values_are_equal(
-    one: Number, other: Number
-) -> None:
+def test_texts_share_their_canonical_text_exactly_if_their_values_are_equal(one: Number, other: Number) -> None:
     assert (canonical(str(one.value)) == canonical(str(other.value))) == (one.value == other.value)
 
 
@@ -391,12 +389,9 @@ def test_values_that_are_not_json_have_no_canonical_text(value: object) -> None:
 
 def test_the_fingerprint_is_sha256_over_length_prefixed_fields() -> None:
     assert (
-        fingerprint("café", '{"a":1}')
-        == sha256(b"\0\0\0\0\0\0\0\5caf\xc3\xa9\0\0\0\0\0\0\0\7" + b'{"a":1}').digest()
+        fingerprint("café", '{"a":1}') == sha256(b"\0\0\0\0\0\0\0\5caf\xc3\xa9\0\0\0\0\0\0\0\7" + b'{"a":1}').digest()
     )
-    assert fingerprint("order", "{}").hex() == (
-        "ff1c0a766cb253e58b3a81a1840fa1dd63b73e5ee727d9a3ccaf9c5ec498688e"
-    )
+    assert fingerprint("order", "{}").hex() == ("ff1c0a766cb253e58b3a81a1840fa1dd63b73e5ee727d9a3ccaf9c5ec498688e")
 
 
 @given(st.text(characters, max_size=5), st.text(characters, max_size=5), st.integers(0, 5))
