@@ -1,0 +1,341 @@
+"""Users' code runs apart from the session, and whatever it does ends in one result for each lease begun."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import logging
+import math
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import psycopg
+import pytest
+import pytest_asyncio
+
+from fencepost import CancelReason, FailureKind, PermanentError, Step, StepContext, Value, step
+from fencepost.executor import Executor, Result
+from fencepost.failure import Completed, Failed
+from fencepost.lease import Lease
+from tests.fixtures.waiting import eventually
+from tests.unit.sdk.building import lease_of, plain
+
+
+class Harness:
+    """An executor whose session is the test's loop and whose users' loop runs in a thread, as in a worker."""
+
+    def __init__(self, threads: int) -> None:
+        self.users_loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self._serve)
+        self.results: list[Result] = []
+        self.deliveries = 0
+        self.executor = Executor(self.users_loop, asyncio.get_running_loop(), threads, self._deliver)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        self.users_loop.run_forever()
+        self.users_loop.close()
+
+    def _deliver(self) -> None:
+        self.deliveries += 1
+        self.results += self.executor.take_results()
+
+    async def outcomes(self, *leases: Lease) -> list[Any]:
+        """What became of leases, in their order."""
+        await eventually(lambda: len(self.results) >= len(leases))
+        by_lease = dict(self.results)
+        return [by_lease[lease] for lease in leases]
+
+    async def run(self, *handlers: Step[..., Any], input: Value | None = None) -> list[Any]:
+        leases = [
+            lease_of(handler, run=number, input=input or Value(), max_payload_bytes=1 << 20)
+            for number, handler in enumerate(handlers)
+        ]
+        self.executor.submit(leases)
+        return await self.outcomes(*leases)
+
+    def close(self) -> None:
+        self.executor.close()
+        self.users_loop.call_soon_threadsafe(self.users_loop.stop)
+        self.thread.join(5)
+        assert not self.thread.is_alive()
+
+
+@pytest_asyncio.fixture
+async def harness() -> AsyncIterator[Harness]:
+    made = Harness(threads=4)
+    yield made
+    made.close()
+
+
+@step("nothing")
+def nothing() -> None: ...
+
+
+def both(function: Callable[[], Any]) -> list[Step[..., Any]]:
+    """The same body as a sync and as an async handler."""
+
+    async def run() -> Any:
+        return function()
+
+    return [step("sync")(function), step("async")(run)]
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+async def test_an_output_comes_back_for_each_lease(harness: Harness) -> None:
+    outcomes = await harness.run(*both(lambda: {"a": 1}))
+    assert outcomes == [Completed(Value(json='{"a":1}'), 7)] * 2
+
+
+async def test_sync_handlers_run_in_threads_and_async_ones_on_the_users_loop(harness: Harness) -> None:
+    def sync() -> int:
+        return threading.get_ident()
+
+    async def on_loop() -> int:
+        return threading.get_ident()
+
+    outcomes = await harness.run(step("a")(sync), step("b")(on_loop))
+    threads = [int(outcome.output.json) for outcome in outcomes]
+    assert threads[1] == harness.thread.ident
+    assert len({*threads, threading.get_ident()}) == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        grpc.RpcError("unavailable"),
+        psycopg.OperationalError("connection lost"),
+        TimeoutError("late"),
+        asyncio.CancelledError("not ours"),
+        asyncio.InvalidStateError("odd"),
+        SystemExit(3),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        StopAsyncIteration(),
+        MemoryError(),
+    ],
+)
+async def test_errors_of_users_code_are_its_own_failure_and_the_worker_lives(
+    harness: Harness, error: BaseException
+) -> None:
+    outcomes = await harness.run(*both(raising(error)))
+    assert [(type(outcome), outcome.kind) for outcome in outcomes] == [(Failed, FailureKind.OPERATIONAL)] * 2
+    assert {outcome.code for outcome in outcomes} == {type(error).__name__}
+    harness.results.clear()
+    assert len(await harness.run(*both(lambda: 1))) == 2
+
+
+async def test_stop_iteration_out_of_a_handler_is_a_failure(harness: Harness) -> None:
+    outcomes = await harness.run(*both(raising(StopIteration(1))))
+    assert [outcome.kind for outcome in outcomes] == [FailureKind.OPERATIONAL] * 2
+
+
+@pytest.mark.parametrize(
+    "output",
+    [math.nan, b"x", {1}, "\ud800", object(), "x" * (1 << 20), [math.inf]],
+    ids=["nan", "bytes", "set", "surrogate", "object", "large", "infinity"],
+)
+async def test_an_output_that_can_not_be_recorded_is_a_permanent_failure(harness: Harness, output: object) -> None:
+    for outcome in await harness.run(*both(lambda: output)):
+        assert isinstance(outcome, Failed)
+        assert (outcome.kind, outcome.code) == (FailureKind.PERMANENT, "OUTPUT_NOT_RECORDABLE")
+        assert "can't be recorded" in outcome.message
+
+
+async def test_an_input_that_does_not_fit_is_a_permanent_failure(harness: Harness) -> None:
+    def sync(x: int) -> None: ...
+    async def on_loop(x: int) -> None: ...
+
+    for outcome in await harness.run(step("a")(sync), step("b")(on_loop), input=Value(json='"1"')):
+        assert isinstance(outcome, Failed)
+        assert (outcome.kind, outcome.code) == (FailureKind.PERMANENT, "INPUT_NOT_DECODABLE")
+
+
+async def test_an_error_of_decoding_inside_a_handler_is_not_the_inputs(harness: Harness) -> None:
+    def fetch() -> None:
+        Value(json='"x"').decode(int)
+
+    for outcome in await harness.run(*both(fetch)):
+        assert (outcome.kind, outcome.code) == (FailureKind.OPERATIONAL, "NotDecodable")
+
+
+async def test_only_unexpected_errors_are_logged_with_their_traceback(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "fencepost.worker"):
+        await harness.run(step("a")(raising(PermanentError("meant"))), step("b")(raising(KeyError("bug"))))
+    (record,) = caplog.records
+    assert record.exc_info
+    assert "step b failed at attempt 1" in record.getMessage()
+
+
+async def test_a_blocked_handler_holds_up_neither_the_session_nor_the_threads(harness: Harness) -> None:
+    released = threading.Event()
+
+    def block() -> bool:
+        return released.wait(10)
+
+    async def block_loop() -> bool:
+        return released.wait(10)
+
+    blocked = [lease_of(step("a")(block), run=1), lease_of(step("b")(block_loop), run=2)]
+    harness.executor.submit(blocked)
+    await eventually(lambda: all(lease.begun for lease in blocked))
+    free = [lease_of(nothing, run=number) for number in (3, 4, 5)]
+    harness.executor.submit(free)
+    await harness.outcomes(*free)
+    assert len(harness.results) == 3
+    released.set()
+    await harness.outcomes(*blocked, *free)
+
+
+async def test_no_lease_waits_behind_a_busy_thread_while_another_may_be_started(harness: Harness) -> None:
+    barrier = threading.Barrier(4)
+
+    def meet() -> int:
+        return barrier.wait(5)
+
+    for number in range(25):
+        harness.results.clear()
+        leases = [lease_of(step("a")(meet), run=number * 10 + turn) for turn in range(4)]
+        for lease in leases:
+            harness.executor.submit([lease])
+        outcomes = await harness.outcomes(*leases)
+        assert all(isinstance(outcome, Completed) for outcome in outcomes)
+
+
+async def test_a_batch_costs_one_delivery(harness: Harness) -> None:
+    async def nothing() -> None: ...
+
+    handler = step("a")(nothing)
+    leases = [lease_of(handler, run=number) for number in range(500)]
+    harness.executor.submit(leases)
+    await harness.outcomes(*leases)
+    assert harness.deliveries < 20
+
+
+async def test_a_cancelled_async_step_is_interrupted(harness: Harness) -> None:
+    seen: list[str] = []
+
+    async def wait(ctx: StepContext) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            seen.append(f"{ctx.cancelled} {ctx.cancel_reason}")
+            raise
+
+    lease = lease_of(step("a")(wait))
+    harness.executor.submit([lease])
+    await eventually(lambda: lease.runner is not None)
+    lease.cancel_reason = CancelReason.LEASE_LOST
+    assert harness.executor.cancel([lease]) == []
+    (outcome,) = await harness.outcomes(lease)
+    assert outcome.code == "CancelledError"
+    assert seen == ["True LEASE_LOST"]
+
+
+async def test_a_cancelled_sync_step_is_told(harness: Harness) -> None:
+    def wait(ctx: StepContext) -> bool:
+        return ctx.wait_cancelled(60)
+
+    lease = lease_of(step("a")(wait))
+    harness.executor.submit([lease])
+    await eventually(lambda: lease.begun)
+    lease.cancel_reason = CancelReason.ATTEMPT_TIMEOUT
+    assert harness.executor.cancel([lease]) == []
+    (outcome,) = await harness.outcomes(lease)
+    assert outcome.output.json == "true"
+
+
+async def test_a_handler_that_ignores_its_cancellation_still_has_one_result(harness: Harness) -> None:
+    async def stubborn() -> str:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+        return "all the same"
+
+    lease = lease_of(step("a")(stubborn))
+    harness.executor.submit([lease])
+    await eventually(lambda: lease.runner is not None)
+    lease.cancel_reason = CancelReason.LEASE_LOST
+    harness.executor.cancel([lease])
+    assert (await harness.outcomes(lease))[0].output.json == '"all the same"'
+    assert len(harness.results) == 1
+
+
+async def test_what_was_not_begun_can_be_taken_back_and_never_runs(harness: Harness) -> None:
+    released = threading.Event()
+    ran: list[int] = []
+
+    async def block_loop() -> bool:
+        return released.wait(10)
+
+    async def run(x: int) -> None:
+        ran.append(x)
+
+    def block() -> bool:
+        return released.wait(10)
+
+    busy = [lease_of(step("a")(block_loop), run=1)]
+    busy += [lease_of(step("b")(block), run=number) for number in (2, 3, 4, 5)]
+    harness.executor.submit(busy)
+    await eventually(lambda: all(lease.begun for lease in busy))
+    queued = [lease_of(step("c")(run), run=6), lease_of(step("d")(ran.append), run=7)]
+    harness.executor.submit(queued)
+    assert harness.executor.withdraw([*busy, *queued]) == queued
+    assert harness.executor.withdraw(queued) == []
+    released.set()
+    await harness.outcomes(*busy)
+    harness.results.clear()
+    await harness.run(*both(lambda: 1))
+    assert ran == []
+
+
+async def test_steps_do_not_share_context_variables(harness: Harness) -> None:
+    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
+
+    def count() -> int:
+        variable.set(variable.get() + 1)
+        return variable.get()
+
+    for _ in range(3):
+        harness.results.clear()
+        outcomes = await harness.run(*both(count))
+        assert [outcome.output.json for outcome in outcomes] == ["1", "1"]
+
+
+async def test_running_steps_are_not_collected(harness: Harness) -> None:
+    async def wait() -> None:
+        future = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(0.05, future.set_result, None)
+        await future
+
+    handler = step("a")(wait)
+    leases = [lease_of(handler, run=number) for number in range(200)]
+    harness.executor.submit(leases)
+
+    def collected() -> bool:
+        gc.collect()
+        return len(harness.results) == 200
+
+    await eventually(collected)
+    assert all(isinstance(outcome, Completed) for _, outcome in harness.results)
+
+
+async def test_an_eager_task_factory_is_no_trouble(harness: Harness) -> None:
+    factory = getattr(asyncio, "eager_task_factory", None)
+    if factory is None:
+        pytest.skip("eager tasks are new in Python 3.12")
+    harness.users_loop.call_soon_threadsafe(harness.users_loop.set_task_factory, factory)
+    assert len(await harness.run(*[plain] * 3, *both(lambda: 1))) == 5
+    assert not harness.executor._tasks
