@@ -229,13 +229,14 @@ class Keys:
         """
         for key, fingerprint in _keys(start):
             row = self._stored.get(key)
-            if row is None or row.run_id != start.run_id:
+            if row is not None and row.run_id != start.run_id:
                 continue
             if key[1] == REQUEST_ID and isinstance(answer, Started):
                 self._stored[key] = self.rebound[key] = KeyRow(
                     answer.run_id, answer.definition_hash, fingerprint, False
                 )
-            else:
+                self.released.pop(key, None)  # an earlier start of the batch brought it first and was refused
+            elif row is not None:
                 del self._stored[key]
                 self.rebound.pop(key, None)
                 self.released[key] = start.run_id

@@ -175,6 +175,7 @@ async def update_keys(session: Session, rows: Sequence[tuple[Key, KeyRow]]) -> N
     params = _key_columns([key for key, _ in rows])
     params["run_ids"] = Uuids(row.run_id for _, row in rows)
     params["hashes"] = Blobs(row.definition_hash for _, row in rows)
+    params["fingerprints"] = Blobs(row.fingerprint for _, row in rows)
     params["created"] = Bools(row.created for _, row in rows)
     await session.send(_UPDATE_KEYS, params)
 

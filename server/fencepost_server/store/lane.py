@@ -134,9 +134,9 @@ class Lane(Generic[Op]):
             batch.append(self._waiting.popleft())
         return batch
 
-    async def _settle(self, batch: list[Op]) -> None:
+    async def _settle(self, batch: list[Op], *, skip_locked: bool = False) -> None:
         """Commit a batch, however often it takes."""
-        pause, tries, skip_locked, recovering = _FIRST_PAUSE, 0, False, False
+        pause, tries, recovering = _FIRST_PAUSE, 0, False
         while batch:
             tries += 1
             try:
@@ -144,20 +144,17 @@ class Lane(Generic[Op]):
             except RETRY_AT_ONCE:
                 if tries > _RETRIES_AT_ONCE:
                     self._give_up(batch, unavailable())
-                    return
+                    break
             except LOCK_TIMEOUT:
-                if skip_locked and len(batch) > 1:
-                    # Not a run's lock, then: a key that another transaction is inserting. One by one, the
-                    # others get through.
-                    for operation in batch:
-                        await self._settle([operation])
-                    return
+                if skip_locked:
+                    await self._pass_by(batch)
+                    break
                 batch = self._still_wanted(batch)
                 skip_locked = True
             except Exception as error:  # noqa: BLE001  # sorted out below: away, or somebody's fault
                 if not is_away(error):
                     await self._isolate(batch, error)
-                    return
+                    break
                 recovering = True
                 self._note_outage(error)
                 self._disconnect()
@@ -175,6 +172,16 @@ class Lane(Generic[Op]):
                 break
         if recovering and self.on_recovery is not None:
             self.on_recovery()
+
+    async def _pass_by(self, batch: list[Op]) -> None:
+        """Another transaction holds something that can't be skipped, such as a key that it is inserting: one by
+        one the others get through, and the one that has to wait does so behind them.
+        """
+        if len(batch) == 1:
+            self._requeue(batch)
+            return
+        for operation in batch:
+            await self._settle([operation], skip_locked=True)
 
     async def _isolate(self, batch: list[Op], error: Exception) -> None:
         """Find the operation that can't be committed, by halving; the others are committed."""

@@ -86,11 +86,12 @@ join run_key r on r.namespace = k.namespace and r.kind = k.kind and r.workflow_i
               and r.user_id = k.user_id and r.key = k.key;
 
 -- name: update_keys
--- locks: run_key rows that this transaction inserted. A request id whose request was bound to an older run remembers that.
-update run_key r set run_id = u.run_id, definition_hash = u.hash, created = u.created
+-- locks: run_key rows that this transaction inserted. A request id whose request was bound to an older run remembers that; a key
+-- whose first request was refused goes to the next one, with the fingerprint of that.
+update run_key r set run_id = u.run_id, definition_hash = u.hash, fingerprint = u.fingerprint, created = u.created
 from unnest(%(namespaces)s, %(kinds)s, %(workflow_ids)s, %(user_ids)s, %(keys)s, %(run_ids)s, %(hashes)s,
-            %(created)s)
-     u(namespace, kind, workflow_id, user_id, key, run_id, hash, created)
+            %(fingerprints)s, %(created)s)
+     u(namespace, kind, workflow_id, user_id, key, run_id, hash, fingerprint, created)
 where r.namespace = u.namespace and r.kind = u.kind and r.workflow_id = u.workflow_id and r.user_id = u.user_id
   and r.key = u.key;
 
