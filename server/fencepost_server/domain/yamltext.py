@@ -198,8 +198,8 @@ class _Reading:
     def _key(self, parent: _Collection, value: object, event: events.Event) -> str | None:
         if not isinstance(value, str):
             written = getattr(event, "value", None)
-            what = f"{written!r} is not one; quote it" if written else "this is none"
-            self.fault(parent.path, f"keys are strings: {what}", event.start_mark)
+            what = f": quote {written}" if written else ", not empty" if written == "" else ", not collections"
+            self.fault(parent.path, f"keys are strings{what}", event.start_mark)
             return None
         if value in parent.seen:
             self.fault(parent.path + pointer((value,)), "duplicate key", event.start_mark)
@@ -209,7 +209,7 @@ class _Reading:
 
 
 def _events(text: str) -> Iterator[object]:
-    """Yield the parser's events; an escape that is no character ends them like any other syntax error."""
+    """Yield the parser's events; what the reader trips over ends them like any other syntax error."""
     # The pure Python reader is the one that follows YAML 1.2.
     stream = iter(YAML(typ="safe", pure=True).parse(text))
     while True:
@@ -217,8 +217,9 @@ def _events(text: str) -> Iterator[object]:
             event = next(stream)
         except StopIteration:
             return
-        except ValueError:
-            raise MarkedYAMLError(problem="an escape stands for no character") from None
+        except (ValueError, OverflowError, AssertionError):
+            # An escape past U+10FFFF; a %YAML version that it has never heard of.
+            raise MarkedYAMLError(problem="an escape or a directive has no meaning") from None
         yield event
 
 
