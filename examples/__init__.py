@@ -1,0 +1,1 @@
+"""Programs that use Fencepost, to learn from and to try out."""
