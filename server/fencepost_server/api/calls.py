@@ -1,4 +1,6 @@
-"""What every unary call has around it: our errors become google.rpc.Status, others an incident."""
+"""What every call of the unary services has around it: bytes that are no message become INVALID_REQUEST, our errors
+google.rpc.Status, others an incident.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,40 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 
+from fencepost_server.domain.errors import InvalidRequest
 from fencepost_server.wire.status import aborting, sanitised
 
 Self = TypeVar("Self")
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def handlers(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
+    """A service as the generated code would register it, but for requests that can't be decoded: gRPC would answer
+    UNKNOWN, and quote the parser.
+    """
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    for method in service.methods:
+        streams = method.server_streaming
+        make: Any = grpc.unary_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
+        methods[method.name] = make(
+            getattr(servicer, method.name),
+            request_deserializer=functools.partial(_decode, GetMessageClass(method.input_type)),
+            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        )
+    return grpc.method_handlers_generic_handler(service.full_name, methods)
+
+
+def _decode(kind: type[Message], data: bytes) -> Message | InvalidRequest:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        return InvalidRequest(f"the bytes are not a {kind.DESCRIPTOR.name} in UTF-8")
 
 
 def call(
@@ -25,6 +54,8 @@ def call(
     @functools.wraps(method)
     async def handler(self: Self, request: Request, context: Context) -> Response:
         try:
+            if isinstance(request, InvalidRequest):
+                raise request
             return await method(self, request)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
@@ -43,6 +74,8 @@ def stream(
     @functools.wraps(method)
     async def handler(self: Self, request: Request, context: Context) -> AsyncIterator[Response]:
         try:
+            if isinstance(request, InvalidRequest):
+                raise request
             async for response in method(self, request):
                 yield response
         except (asyncio.CancelledError, grpc.aio.AbortError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime
 
 from fencepost.v1 import definition_service_pb2 as pb
@@ -34,7 +35,7 @@ class DefinitionService(definition_service_pb2_grpc.DefinitionServiceServicer):
         namespace = checks.namespace(request.namespace)
         checks.text(request.request_id, "request_id")
         checks.done()
-        registered = await definitions.register(self._engine.database, namespace, self._manifest(request))
+        registered = await definitions.register(self._engine.database, namespace, await self._manifest(request))
         return pb.RegisterDefinitionResponse(
             definition=views.definition(registered.definition), created=registered.created
         )
@@ -46,14 +47,14 @@ class DefinitionService(definition_service_pb2_grpc.DefinitionServiceServicer):
         checks.namespace(request.namespace)
         checks.done()
         try:
-            manifest = self._manifest(request)
+            manifest = await self._manifest(request)
         except InvalidManifest as error:
             return pb.ValidateDefinitionResponse(
                 violations=[run_service_pb2.Violation(path=v.path, message=v.message) for v in error.violations]
             )
         return pb.ValidateDefinitionResponse(definition_hash=manifest.hash.hex(), manifest_json=manifest.canonical)
 
-    def _manifest(self, request: pb.RegisterDefinitionRequest | pb.ValidateDefinitionRequest) -> Manifest:
+    async def _manifest(self, request: pb.RegisterDefinitionRequest | pb.ValidateDefinitionRequest) -> Manifest:
         which = request.WhichOneof("manifest")
         if which is None:
             fault = Violation("manifest", "json or yaml is required")
@@ -62,7 +63,8 @@ class DefinitionService(definition_service_pb2_grpc.DefinitionServiceServicer):
         if len(text) > self._config.max_manifest_bytes or len(text.encode()) > self._config.max_manifest_bytes:
             fault = Violation("", f"more than {self._config.max_manifest_bytes} bytes")
             raise InvalidManifest("the manifest is too large", violations=[fault])
-        return definitions.parsed(text, yaml=which == "yaml")
+        # A large one takes seconds to read: in a thread, so that heartbeats are answered meanwhile.
+        return await asyncio.to_thread(definitions.parsed, text, yaml=which == "yaml")
 
     @call
     async def GetDefinition(self, request: pb.GetDefinitionRequest) -> pb.GetDefinitionResponse:

@@ -6,24 +6,18 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from fencepost.v1 import (
-    definition_service_pb2,
-    definition_service_pb2_grpc,
-    run_service_pb2,
-    run_service_pb2_grpc,
-    worker_service_pb2,
-)
+from fencepost.v1 import definition_service_pb2, run_service_pb2, worker_service_pb2
+from fencepost_server.api.calls import handlers
 from fencepost_server.api.definition_service import DefinitionService
 from fencepost_server.api.run_service import RunService
 from fencepost_server.config import Config
 from fencepost_server.engine.engine import Engine
 from fencepost_server.session.stream import WorkerStreams
 
-SERVICES = (
-    run_service_pb2.DESCRIPTOR.services_by_name["RunService"].full_name,
-    definition_service_pb2.DESCRIPTOR.services_by_name["DefinitionService"].full_name,
-    worker_service_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name,
-)
+_RUNS = run_service_pb2.DESCRIPTOR.services_by_name["RunService"]
+_DEFINITIONS = definition_service_pb2.DESCRIPTOR.services_by_name["DefinitionService"]
+_WORKERS = worker_service_pb2.DESCRIPTOR.services_by_name["WorkerService"]
+SERVICES = (_RUNS.full_name, _DEFINITIONS.full_name, _WORKERS.full_name)
 
 
 class PortInUse(OSError):
@@ -38,11 +32,13 @@ class GrpcServer:
         self.streams = WorkerStreams(config, engine)
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(maximum_concurrent_rpcs=config.max_concurrent_calls, options=_options(config))
-        run_service_pb2_grpc.add_RunServiceServicer_to_server(RunService(config, engine), self._server)
-        definition_service_pb2_grpc.add_DefinitionServiceServicer_to_server(
-            DefinitionService(config, engine), self._server
+        self._server.add_generic_rpc_handlers(
+            (
+                handlers(_RUNS, RunService(config, engine)),
+                handlers(_DEFINITIONS, DefinitionService(config, engine)),
+                self.streams.handler(),
+            )
         )
-        self._server.add_generic_rpc_handlers((self.streams.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
         self.port = 0

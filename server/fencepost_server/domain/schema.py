@@ -147,7 +147,8 @@ def _validator(schema: bool | dict[str, object]) -> Draft202012Validator:
 
 
 def _violation(error: ValidationError) -> Violation:
-    return Violation(pointer(error.instance_path), cut_message(error.message))
+    # Keys are part of the path and may be as long as a payload.
+    return Violation(cut_message(pointer(error.instance_path)), cut_message(error.message))
 
 
 def _meta_faults(schema: bool | dict[str, object]) -> Iterator[Violation]:

@@ -1,0 +1,294 @@
+"""DefinitionService: what is registered, what is refused, and which definition new runs take."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from fencepost.v1 import definition_service_pb2 as pb
+from tests.engine.rows import count, holding
+from tests.fixtures.api import DEADLINE, Api
+from tests.fixtures.manifests import manifest
+from tests.fixtures.raw_worker import OK, RawWorker
+from tests.fixtures.refusals import refused
+from tests.fixtures.servers import InProcessServer, StartInProcessServer
+from tests.fixtures.waiting import until_blocked
+
+Connect = Callable[[str], Api]
+ConnectWorker = Callable[..., Awaitable[RawWorker]]
+
+FAULTS: dict[str, tuple[str, list[str]]] = {
+    "not JSON": ("{", [""]),
+    "no object": ("[]", [""]),
+    "empty": ("{}", ["", "", ""]),
+    "an empty sequence": ('{"id": "a", "compatibility_id": "1", "sequence": []}', ["/sequence"]),
+    "unknown keys": (manifest(workflow={"colour": 1}, nodes={"n1": {"tpyo": 1}}), ["/colour", "/sequence/0/tpyo"]),
+    "duplicate node ids": (manifest(3, nodes={"n3": {"id": "n1"}}), ["/sequence/2/id"]),
+    "bad names": (manifest(workflow_id="a b", nodes={"n1": {"queue": ""}}), ["/id", "/sequence/0/queue"]),
+    "bad durations": (
+        manifest(2, nodes={"n1": {"timeout": 30}, "n2": {"lease": "1h-1m", "timeout": "0s"}}),
+        ["/sequence/0/timeout", "/sequence/1/lease", "/sequence/1/timeout"],
+    ),
+    "a bad retry policy": (
+        manifest(retry={"max_attempts": 0, "jitter": 2, "initial_delay": "2m"}),
+        ["/sequence/0/retry/initial_delay", "/sequence/0/retry/jitter", "/sequence/0/retry/max_attempts"],
+    ),
+    "an invalid schema": (manifest(output_schema={"type": "text"}), ["/sequence/0/output_schema/type"]),
+    "a remote $ref": (
+        manifest(workflow={"input_schema": {"items": {"$ref": "https://example.com/x"}}}),
+        ["/input_schema/items/$ref"],
+    ),
+    "an output that the next node does not take": (
+        manifest(2, nodes={"n1": {"output_schema": {"type": "string"}}, "n2": {"input_schema": {"type": "integer"}}}),
+        ["/sequence/1/input_schema"],
+    ),
+    "an output that is not the workflow's": (
+        manifest(workflow={"output_schema": {"type": "null"}}, output_schema={"type": "integer"}),
+        ["/output_schema"],
+    ),
+    "what is not supported yet": (
+        json.dumps({"id": "a", "compatibility_id": "1", "sequence": [{"id": "n", "sleep": "1d"}]}),
+        ["/sequence/0/sleep"],
+    ),
+}
+
+
+async def test_every_fault_of_a_manifest_is_told_with_its_path(api: Api, dsn: str) -> None:
+    for name, (text, paths) in FAULTS.items():
+        with refused("INVALID_MANIFEST", grpc.StatusCode.INVALID_ARGUMENT) as refusal:
+            await api.register(text)
+        assert sorted(refusal.error.paths) == sorted(paths), name
+        request = pb.ValidateDefinitionRequest(json=text)
+        answer = await api.definitions.ValidateDefinition(request, timeout=DEADLINE)
+        assert [(v.path, v.message) for v in answer.violations] == list(refusal.error.violations), name
+        assert (answer.definition_hash, answer.manifest_json) == ("", "")
+    everything = json.loads(manifest(3, workflow={"a": 1, "b": 2}, lease="x", nodes={"n2": {"id": "n1"}}))
+    with refused("INVALID_MANIFEST") as refusal:
+        await api.register(json.dumps(everything))
+    assert len(refusal.error.violations) == 6
+    assert await count(dsn, "definition") == 0
+    assert await count(dsn, "deployment") == 0
+
+
+async def test_a_manifest_of_many_faults_is_refused_with_a_reason_and_told_in_full_when_validated(api: Api) -> None:
+    """The details of an error travel in a header with a limit; those of ValidateDefinition in a message."""
+    text = manifest(100, nodes={f"n{n}": {"ä" * 100: 1} for n in range(1, 101)})
+    with refused("INVALID_MANIFEST", grpc.StatusCode.INVALID_ARGUMENT) as refusal:
+        await api.register(text)
+    assert refusal.error.paths[0].startswith("/sequence/0/")
+    answer = await api.definitions.ValidateDefinition(pb.ValidateDefinitionRequest(json=text), timeout=DEADLINE)
+    assert len(answer.violations) == 100
+
+
+YAML = """
+# The same as manifest(2, …), as a person would write it.
+id: wf
+compatibility_id: "1"
+sequence:
+  - step: s1
+    id: n1
+    retry: {max_attempts: 5, jitter: 0.5}
+  - {id: n2, step: s2, lease: 60s, queue: default}
+"""
+
+
+async def test_the_same_manifest_in_yaml_and_json_is_one_definition(api: Api, dsn: str) -> None:
+    request = pb.RegisterDefinitionRequest(yaml=YAML)
+    first = await api.definitions.RegisterDefinition(request, timeout=DEADLINE)
+    assert first.created
+    retry = {"jitter": 0.5, "initial_delay": "1000ms"}
+    second = await api.register(manifest(2, nodes={"n1": {"retry": retry, "lease": "1m"}}))
+    assert not second.created
+    assert second.definition == first.definition
+    assert json.loads(first.definition.manifest_json)["sequence"][1] == {"id": "n2", "step": "s2"}
+    validated = await api.definitions.ValidateDefinition(pb.ValidateDefinitionRequest(yaml=YAML), timeout=DEADLINE)
+    assert validated.definition_hash == first.definition.definition_hash
+    assert validated.manifest_json == first.definition.manifest_json
+    assert await count(dsn, "definition") == 1
+    with refused("INVALID_MANIFEST") as refusal:
+        bad = pb.RegisterDefinitionRequest(yaml="id: &a wf\ncompatibility_id: *a\nsequence: []\nid: x")
+        await api.definitions.RegisterDefinition(bad, timeout=DEADLINE)
+    assert len(refusal.error.violations) >= 3
+
+
+async def test_another_manifest_under_the_same_compatibility_id_is_drift_and_told_what_differs(api: Api) -> None:
+    first = (await api.register(manifest(2))).definition
+    with refused("DEFINITION_DRIFT", grpc.StatusCode.FAILED_PRECONDITION) as refusal:
+        await api.register(manifest(2, nodes={"n2": {"lease": "2m", "queue": "slow"}}))
+    told = [text for _, text in refusal.error.violations]
+    assert len(told) == 2
+    assert any("/sequence/1/lease" in text and "2m" in text for text in told)
+    assert any("/sequence/1/queue" in text and "slow" in text for text in told)
+    assert refusal.error.metadata["registered_hash"] == first.definition_hash
+    found = await api.definitions.GetDefinition(pb.GetDefinitionRequest(workflow_id="wf"), timeout=DEADLINE)
+    assert found.definition == first
+
+
+async def definitions(api: Api, page_size: int = 0, **fields: Any) -> list[pb.Definition]:
+    """All definitions over all pages."""
+    found: list[pb.Definition] = []
+    token = ""
+    while True:
+        request = pb.ListDefinitionsRequest(page_size=page_size, page_token=token, **fields)
+        page = await api.definitions.ListDefinitions(request, timeout=DEADLINE)
+        found += page.definitions
+        token = page.next_page_token
+        if not token:
+            return found
+
+
+async def test_a_new_compatibility_id_becomes_active_and_the_one_before_previous(api: Api) -> None:
+    hashes = [(await api.register(manifest(compatibility_id=str(n)))).definition.definition_hash for n in range(3)]
+    listed = await definitions(api, workflow_id="wf")
+    assert [d.definition_hash for d in listed] == hashes[::-1]
+    assert [d.state for d in listed] == [pb.DEFINITION_STATE_ACTIVE] + [pb.DEFINITION_STATE_PREVIOUS] * 2
+    again = await api.register(manifest(compatibility_id="0"))
+    assert (again.created, again.definition.state) == (False, pb.DEFINITION_STATE_PREVIOUS)
+    assert (await api.start()).definition_hash == hashes[2]
+    assert (await api.start(definition_hash=hashes[0])).definition_hash == hashes[0]
+
+
+async def test_a_run_stays_on_its_definition_when_another_becomes_active(
+    server: InProcessServer, api: Api, connect_worker: ConnectWorker
+) -> None:
+    """I9."""
+    await api.register(manifest(2))
+    run_id = (await api.start()).run_id
+    worker = await connect_worker(server.grpc_address, handlers=["s1", "s2", "new"])
+    first = await worker.task()
+    await api.register(manifest(compatibility_id="2", nodes={"n1": {"step": "new"}}))
+    assert (await worker.complete(first)).outcome == OK
+    second = await worker.task()
+    assert (second.handler, second.definition_hash) == ("s2", first.definition_hash)
+    newer = await api.start()
+    assert (await worker.task()).handler == "new"
+    assert (await worker.complete(second)).outcome == OK
+    assert (await api.wait(run_id)).definition_hash == first.definition_hash != newer.definition_hash
+
+
+async def test_definitions_are_listed_by_workflow_the_newest_first_in_pages_of_any_size(api: Api) -> None:
+    for workflow_id, n in itertools.product(("a", "b", "C"), range(3)):
+        await api.register(manifest(workflow_id=workflow_id, compatibility_id=str(n)))
+    expected = [(w, str(n)) for w in ("C", "a", "b") for n in (2, 1, 0)]
+    for size in (1, 2, 4, 9, 0):
+        found = await definitions(api, size)
+        assert [(d.workflow_id, d.compatibility_id) for d in found] == expected
+        assert all(d.manifest_json == "" for d in found)
+    assert [d.compatibility_id for d in await definitions(api, 2, workflow_id="a")] == ["2", "1", "0"]
+    assert await definitions(api, workflow_id="d") == []
+
+
+async def test_definitions_are_of_their_namespace(api: Api) -> None:
+    """I14."""
+    hash_ = (await api.register(manifest(), namespace="one")).definition.definition_hash
+    with refused("UNKNOWN_WORKFLOW"):
+        await api.start(namespace="two", definition_hash=hash_)
+    with refused("UNKNOWN_WORKFLOW", grpc.StatusCode.NOT_FOUND):
+        await api.definitions.GetDefinition(pb.GetDefinitionRequest(workflow_id="wf"), timeout=DEADLINE)
+    assert await definitions(api) == []
+    assert (await api.register(manifest(2), namespace="two")).created
+    with refused("UNKNOWN_DEFINITION"):
+        await api.start(namespace="two", definition_hash=hash_)
+    with refused("UNKNOWN_DEFINITION", grpc.StatusCode.NOT_FOUND):
+        request = pb.GetDefinitionRequest(namespace="two", workflow_id="wf", definition_hash=hash_)
+        await api.definitions.GetDefinition(request, timeout=DEADLINE)
+
+
+async def test_what_is_wrong_with_a_request_is_told_before_the_manifest_is_read(api: Api) -> None:
+    requests = {
+        "manifest": pb.RegisterDefinitionRequest(),
+        "namespace": pb.RegisterDefinitionRequest(namespace="-", json="{"),
+        "request_id": pb.RegisterDefinitionRequest(request_id="\0", json="{"),
+    }
+    for path, request in requests.items():
+        with refused("INVALID_REQUEST", grpc.StatusCode.INVALID_ARGUMENT) as refusal:
+            await api.definitions.RegisterDefinition(request, timeout=DEADLINE)
+        assert refusal.error.paths == [path]
+    with refused("INVALID_REQUEST") as refusal:
+        which = pb.GetDefinitionRequest(workflow_id="", definition_hash="x")
+        await api.definitions.GetDefinition(which, timeout=DEADLINE)
+    assert refusal.error.paths == ["workflow_id", "definition_hash"]
+    with refused("INVALID_REQUEST"):
+        await definitions(api, page_size=1001)
+
+
+async def test_a_manifest_may_have_as_many_bytes_as_the_limit_says(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect
+) -> None:
+    api = connect_api((await in_process_server(dsn, max_manifest_bytes=2048)).grpc_address)
+    for size in (2047, 2048):
+        text = manifest(workflow_id=f"wf{size}")
+        await api.register(text[:-1] + " " * (size - len(text)) + text[-1])
+    for text in (manifest() + " " * 2048, json.dumps({"é": "ä" * 1100}, ensure_ascii=False)):
+        with refused("INVALID_MANIFEST") as refusal:
+            await api.register(text)
+        assert "2048" in refusal.error.violations[0][1]
+
+
+async def test_a_large_manifest_does_not_keep_the_server_from_its_other_work(
+    server: InProcessServer, api: Api, connect_api: Connect
+) -> None:
+    """The reader of YAML takes seconds for what is within the limits; heartbeats can't wait for that (I12)."""
+    node = "step: s, input_schema: {enum: [a, b, c, d, e, f, g, h]}, schema_check: runtime"
+    body = "".join(f"- {{id: n{n}, {node}}}\n" for n in range(900))
+    request = pb.ValidateDefinitionRequest(yaml=f"id: wf\ncompatibility_id: '1'\nsequence:\n{body}")
+    large = asyncio.ensure_future(api.definitions.ValidateDefinition(request, timeout=60))
+    small, answered = connect_api(server.grpc_address), 0
+    while not large.done():
+        await small.list_all()
+        answered += 1
+    assert (await large).definition_hash
+    assert answered > 5
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_definitions_registered_at_once_from_two_servers_become_one_active_each_once(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, same: bool
+) -> None:
+    servers = [await in_process_server(dsn) for _ in range(2)]
+    apis = [connect_api(server.grpc_address) for server in servers]
+    texts = [manifest(compatibility_id="1" if same else str(n)) for n in range(10)]
+    answers = await asyncio.gather(*(apis[n % 2].register(texts[n % 10]) for n in range(40)))
+    assert sum(answer.created for answer in answers) == (1 if same else 10)
+    listed = await definitions(apis[0])
+    assert len(listed) == (1 if same else 10)
+    assert sum(d.state == pb.DEFINITION_STATE_ACTIVE for d in listed) == 1
+    assert listed[0].state == pb.DEFINITION_STATE_ACTIVE
+
+
+async def test_drift_from_two_servers_at_once_lets_one_manifest_win(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect
+) -> None:
+    servers = [await in_process_server(dsn) for _ in range(2)]
+    apis = [connect_api(server.grpc_address) for server in servers]
+    answers = await asyncio.gather(*(apis[n % 2].register(manifest(n + 1)) for n in range(10)), return_exceptions=True)
+    won = [answer for answer in answers if not isinstance(answer, BaseException)]
+    assert [answer.created for answer in won] == [True]
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            with refused("DEFINITION_DRIFT"):
+                raise answer
+    assert await count(dsn, "definition") == 1
+
+
+async def test_a_start_waits_for_a_registration_under_way_and_takes_what_became_active(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect
+) -> None:
+    """The lock of the deployment: a start takes either definition, and never one that has gone meanwhile."""
+    api = connect_api((await in_process_server(dsn)).grpc_address)
+    first = (await api.register(manifest())).definition
+    second = (await api.register(manifest(2, compatibility_id="2"))).definition
+    assert first.definition_hash != second.definition_hash
+    async with holding(dsn, "select from deployment for update") as connection:
+        starting = asyncio.create_task(api.start())
+        await until_blocked(dsn)
+        activate = "update deployment set active_hash = %s"
+        await connection.execute(activate, [bytes.fromhex(first.definition_hash)])
+        await connection.commit()
+    assert (await starting).definition_hash == first.definition_hash
