@@ -24,15 +24,11 @@ def seeded(new_database: Callable[..., str]) -> str:
     """A database with a seed row, foreign keys, an identity, and a history that can't be deleted."""
     dsn = new_database()
     with connect(dsn) as connection:
-        connection.execute(
-            "create table setting (id bigint generated always as identity primary key, v text)"
-        )
+        connection.execute("create table setting (id bigint generated always as identity primary key, v text)")
         connection.execute("insert into setting (v) values ('as \\ migrated\t')")
         connection.execute("create table parent (id bigint generated always as identity primary key)")
         connection.execute("create table child (parent bigint not null references parent, filler text)")
-        connection.execute(
-            "create function refuse() returns trigger language plpgsql as $$begin raise 'no'; end$$"
-        )
+        connection.execute("create function refuse() returns trigger language plpgsql as $$begin raise 'no'; end$$")
         connection.execute("create trigger keep before delete on child execute function refuse()")
     return dsn
 
@@ -40,9 +36,7 @@ def seeded(new_database: Callable[..., str]) -> str:
 def contents(dsn: str) -> tuple[list[tuple[object, ...]], int, int]:
     with connect(dsn) as connection:
         settings = connection.execute("select id, v from setting order by id").fetchall()
-        counts = connection.execute(
-            "select (select count(*) from parent), (select count(*) from child)"
-        ).fetchone()
+        counts = connection.execute("select (select count(*) from parent), (select count(*) from child)").fetchone()
         assert counts is not None
         return settings, *counts
 
@@ -106,9 +100,7 @@ def test_a_proxy_can_stand_before_a_database(fresh_dsn: str, new_proxy: Callable
             connection.execute("select 1")
 
 
-def test_a_commit_can_be_lost_before_or_after_it_was_made(
-    fresh_dsn: str, new_proxy: Callable[[str], Proxy]
-) -> None:
+def test_a_commit_can_be_lost_before_or_after_it_was_made(fresh_dsn: str, new_proxy: Callable[[str], Proxy]) -> None:
     proxy = new_proxy(database_address(fresh_dsn))
     with connect(fresh_dsn) as witness:
         witness.execute("create table t (made boolean)")
@@ -155,9 +147,7 @@ async def test_an_event_is_awaited_and_its_absence_explained() -> None:
 
 def test_the_cluster_knows_its_databases(cluster: Cluster, admin_dsn: str, fresh_dsn: str) -> None:
     with connect(admin_dsn) as connection:
-        names = connection.execute(
-            "select datname from pg_database where starts_with(datname, %s)", [cluster.prefix]
-        )
+        names = connection.execute("select datname from pg_database where starts_with(datname, %s)", [cluster.prefix])
         assert any(name in fresh_dsn for (name,) in names)
     name = sql.Identifier(cluster.prefix).as_string()
     assert name == f'"{cluster.prefix}"'

@@ -17,9 +17,7 @@ def connect(dsn: str) -> psycopg.Connection:
 @pytest.mark.parametrize("_again", [1, 2])
 def test_what_a_test_does_to_its_database_is_gone_in_the_next_one(dsn: str, _again: int) -> None:
     with connect(dsn) as connection:
-        state = connection.execute(
-            "select epoch, hold_until::text, clock_timestamp() - last_pass_at from cluster"
-        )
+        state = connection.execute("select epoch, hold_until::text, clock_timestamp() - last_pass_at from cluster")
         epoch, hold_until, age = state.fetchall()[0]
         assert (epoch, hold_until) == (0, "-infinity")
         assert age.total_seconds() < 2

@@ -127,9 +127,7 @@ def test_it_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
     shutil.rmtree(folder)
 
 
-def test_programs_that_the_server_user_cannot_reach_are_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_that_the_server_user_cannot_reach_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.fixtures.postgres_server.reachable", lambda _: False)
     programs = install(tmp_path)
     assert programs.is_relative_to(tmp_path)

@@ -76,8 +76,7 @@ def run(
         (tmp_path / "conftest.py").write_text(CONFTEST)
         (tmp_path / "test_it.py").write_text(text)
         (tmp_path / "pytest.ini").write_text(
-            f"[pytest]\npythonpath = {ROOT}\nfilterwarnings = error\n"
-            "asyncio_default_fixture_loop_scope = function\n"
+            f"[pytest]\npythonpath = {ROOT}\nfilterwarnings = error\nasyncio_default_fixture_loop_scope = function\n"
         )
         return python_process("-m", "pytest", "-p", "no:cacheprovider", *options, cwd=tmp_path, **variables)
 
@@ -121,9 +120,7 @@ def test_all_test_workers_share_one_server_and_it_ends_with_the_session(
     assert leaves_no_trace(found[0])
 
 
-def test_a_session_that_is_killed_takes_its_server_with_it(
-    run: Callable[..., Process], tmp_path: Path
-) -> None:
+def test_a_session_that_is_killed_takes_its_server_with_it(run: Callable[..., Process], tmp_path: Path) -> None:
     process = run(HANGS, "-n", "1")
     record = first_record(process, tmp_path)
     process.signal(signal.SIGKILL)
@@ -131,9 +128,7 @@ def test_a_session_that_is_killed_takes_its_server_with_it(
     wait_until(lambda: leaves_no_trace(record), 20, what="nothing is left")
 
 
-def test_a_session_that_is_interrupted_takes_its_server_with_it(
-    run: Callable[..., Process], tmp_path: Path
-) -> None:
+def test_a_session_that_is_interrupted_takes_its_server_with_it(run: Callable[..., Process], tmp_path: Path) -> None:
     process = run(HANGS)
     record = first_record(process, tmp_path)
     process.signal(signal.SIGINT)
@@ -141,9 +136,7 @@ def test_a_session_that_is_interrupted_takes_its_server_with_it(
     assert leaves_no_trace(record)
 
 
-def test_the_processes_of_a_test_worker_that_crashes_die_with_it(
-    run: Callable[..., Process], tmp_path: Path
-) -> None:
+def test_the_processes_of_a_test_worker_that_crashes_die_with_it(run: Callable[..., Process], tmp_path: Path) -> None:
     process = run(CRASHES, "-n", "1", "--max-worker-restart", "0")
     assert process.wait(60) == pytest.ExitCode.TESTS_FAILED, process.logs
     assert leaves_no_trace(records(tmp_path)[0])

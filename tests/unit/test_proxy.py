@@ -112,9 +112,7 @@ def is_silent(client: socket.socket) -> bool:
     return False
 
 
-def test_bytes_pass_unchanged_and_in_order_both_ways(
-    proxy: Proxy, connect: Callable[[], socket.socket]
-) -> None:
+def test_bytes_pass_unchanged_and_in_order_both_ways(proxy: Proxy, connect: Callable[[], socket.socket]) -> None:
     client = connect()
     data = bytes(range(256)) * 4096
     with ThreadPoolExecutor(1) as reader:
@@ -132,9 +130,7 @@ def test_an_end_passes_and_closes_both_sides(proxy: Proxy, connect: Callable[[],
     wait_until(lambda: proxy.connections == 0)
 
 
-def test_a_cut_ends_every_connection_and_new_ones_work(
-    proxy: Proxy, connect: Callable[[], socket.socket]
-) -> None:
+def test_a_cut_ends_every_connection_and_new_ones_work(proxy: Proxy, connect: Callable[[], socket.socket]) -> None:
     clients = [connect() for _ in range(3)]
     assert [says(client, b"x") for client in clients] == [b"x"] * 3
     proxy.cut()
@@ -196,9 +192,7 @@ def test_a_connection_made_during_a_black_hole_gets_through_when_it_is_healed(
     assert read_exactly(client, 4) == b"late"
 
 
-def test_a_delay_is_latency_and_not_a_limit_of_throughput(
-    proxy: Proxy, connect: Callable[[], socket.socket]
-) -> None:
+def test_a_delay_is_latency_and_not_a_limit_of_throughput(proxy: Proxy, connect: Callable[[], socket.socket]) -> None:
     client = connect()
     assert says(client, b"x") == b"x"
     proxy.delay(0.1, "up")
@@ -247,9 +241,7 @@ def test_a_break_on_a_pattern_comes_before_or_after_it(
     assert echo.received == (b"insert; COMMIT; more" if forward else b"insert; ")
 
 
-def test_a_pattern_is_found_over_two_chunks(
-    proxy: Proxy, echo: Echo, connect: Callable[[], socket.socket]
-) -> None:
+def test_a_pattern_is_found_over_two_chunks(proxy: Proxy, echo: Echo, connect: Callable[[], socket.socket]) -> None:
     client = connect()
     proxy.break_on(b"COMMIT", "up", "cut", forward=True)
     assert says(client, b"say COM") == b"say COM"
@@ -260,9 +252,7 @@ def test_a_pattern_is_found_over_two_chunks(
     assert echo.received == b"say COMMIT; more"
 
 
-def test_a_pattern_can_open_a_black_hole(
-    proxy: Proxy, echo: Echo, connect: Callable[[], socket.socket]
-) -> None:
+def test_a_pattern_can_open_a_black_hole(proxy: Proxy, echo: Echo, connect: Callable[[], socket.socket]) -> None:
     client = connect()
     proxy.break_on(b"B", "up", "blackhole")
     client.sendall(b"aBc")

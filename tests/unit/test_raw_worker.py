@@ -53,9 +53,7 @@ class Server(grpc.GenericRpcHandler):
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         assert details.method == METHOD
 
-        async def serve(
-            frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
-        ) -> None:
+        async def serve(frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
             script = self.scripts.pop(0)
             await script(Stream(frames, context))
 
@@ -134,9 +132,7 @@ async def test_pings_are_answered_by_themselves_or_left_to_the_test(server: Serv
     assert [(a.frame_id, a.pong.number) for a in answers] == [(2, 7), (2, 8)]
 
 
-async def test_it_comes_back_as_the_same_process_with_what_it_holds(
-    server: Server, worker: RawWorker
-) -> None:
+async def test_it_comes_back_as_the_same_process_with_what_it_holds(server: Server, worker: RawWorker) -> None:
     hellos: list[pb.Hello] = []
 
     async def first(stream: Stream) -> None:
@@ -161,9 +157,7 @@ async def test_it_comes_back_as_the_same_process_with_what_it_holds(
     assert worker.sessions == ["b", "a"]
 
 
-async def test_bytes_that_are_no_frame_and_wrong_numbers_go_out_as_told(
-    server: Server, worker: RawWorker
-) -> None:
+async def test_bytes_that_are_no_frame_and_wrong_numbers_go_out_as_told(server: Server, worker: RawWorker) -> None:
     got: list[bytes] = []
 
     async def script(stream: Stream) -> None:
