@@ -35,11 +35,12 @@ def explain(error: BaseException) -> CommandFailed | None:
         return WrongUsage("wrong settings:\n" + "\n".join(f"  {fault}" for fault in getattr(error, "faults", [])))
     if _is(error, "fencepost_server.domain.errors", "FencepostError"):
         return CommandFailed(f"{getattr(error, 'reason', '')}: {error}")
-    store = sys.modules.get("fencepost_server.store.explain")
-    if store is not None:
-        sentence: str | None = store.explain(error)
-        if sentence is not None:
-            return CommandFailed(sentence)
+    if _is(error, "fencepost_server.embedded", "EmbeddedFailed"):
+        return CommandFailed(str(error))
+    if _is(error, "psycopg", "Error"):
+        from fencepost_server.store.explain import explain as explain_driver_error
+
+        return CommandFailed(explain_driver_error(error))
     if isinstance(error, OSError):
         return CommandFailed(str(error))
     return None

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fencepost_server.cli import server
+from fencepost_server.cli import dev, server
 from fencepost_server.cli.faults import explain
 
 PROGRAM = "fencepost"
@@ -39,8 +39,10 @@ def make_app() -> typer.Typer:
     """The program with all of its commands."""
     app = typer.Typer(name=PROGRAM, no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(_root)
+    app.command("dev")(dev.dev)
     app.command("serve")(server.serve)
     app.command("migrate")(server.migrate)
+    app.command("restore-epoch")(server.restore_epoch)
     return app
 
 

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Annotated, Any, TypeVar
+import sys
+from typing import Annotated, Any
 
 import typer
 
 from fencepost_server.cli.faults import WrongUsage
+from fencepost_server.cli.loop import run_loop
 from fencepost_server.cli.settings import config_of, with_settings
 from fencepost_server.config import Config
 
-T = TypeVar("T")
-
 NO_DSN = "no database: say --dsn postgresql://user:password@host/database, or set FENCEPOST_DSN"
-
-
-def run_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` in a new event loop: uvloop's where it is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(work)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
 
 
 def _serve(
     settings: dict[str, Any],
     migrate: Annotated[bool, typer.Option("--migrate", help="Bring the database's schema up to date first.")] = False,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; a second signal ends at once."""
+    """Serve until SIGTERM or SIGINT; a second signal ends at once.
+
+    Each setting is also the environment variable FENCEPOST_<NAME>; a flag goes before it.
+    """
     config = config_of(settings)
     if not config.dsn:
         raise WrongUsage(NO_DSN)
@@ -45,7 +36,6 @@ async def _migrate_and_serve(config: Config, *, migrate: bool) -> None:
     import logging
 
     from fencepost_server import app
-    from fencepost_server.store import explain as _explain  # noqa: F401  # known to `faults.explain` from now on
     from fencepost_server.store.migrate import migrate as bring_up_to_date
 
     if migrate:
@@ -65,7 +55,6 @@ def migrate(dsn: Dsn = "") -> None:
     """Bring the database's schema up to date. Safe to run from several places at once."""
     if not dsn:
         raise WrongUsage(NO_DSN)
-    from fencepost_server.store import explain as _explain  # noqa: F401  # known to `faults.explain` from now on
     from fencepost_server.store.migrate import migrate as bring_up_to_date
 
     applied = run_loop(bring_up_to_date(dsn))
@@ -73,3 +62,38 @@ def migrate(dsn: Dsn = "") -> None:
         typer.echo(f"applied {name}")
     if not applied:
         typer.echo("up to date")
+
+
+def restore_epoch(
+    dsn: Dsn = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+) -> None:
+    """Make every fencing token from now on larger than all before.
+
+    Needed once after a database was restored from a backup, or after a failover that lost transactions: the database
+    has forgotten tokens that it gave out, and would give them out again. Stop all servers before it, and start them
+    after it.
+    """
+    if not dsn:
+        raise WrongUsage(NO_DSN)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise WrongUsage("say --yes: this is for a database that was restored, or has lost transactions")
+        typer.confirm("Was the database restored from a backup, or has it lost transactions?", abort=True)
+    epoch = run_loop(_raise_epoch(dsn))
+    typer.echo(f"the epoch is {epoch} now: every fencing token from now on is larger than all before")
+
+
+async def _raise_epoch(dsn: str) -> int:
+    from fencepost_server.config import load
+    from fencepost_server.store.cluster import raise_epoch
+    from fencepost_server.store.connection import Database
+    from fencepost_server.store.migrate import check
+
+    await check(dsn)
+    database = Database(load({"dsn": dsn}), "epoch", 1)
+    await database.open()
+    try:
+        return await raise_epoch(database)
+    finally:
+        await database.close()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import psycopg
 
 
-def explain(error: BaseException) -> str | None:
-    """A sentence for a driver's error; None for anything else."""
-    if not isinstance(error, psycopg.Error):
-        return None
+def explain(error: BaseException) -> str:
+    """A sentence for a driver's error, or the text of any other."""
     text = " ".join(str(error).split()) or type(error).__name__
+    if not isinstance(error, psycopg.Error):
+        return text
     if error.sqlstate is not None:
         return f"the database refused ({error.sqlstate}): {text}"
     if isinstance(error, psycopg.ProgrammingError):
