@@ -28,7 +28,7 @@ from fencepost import Client, FencepostError, RunState, StartRun, StepState
 MANIFEST = Path(__file__).with_name("workflow.yaml")
 BATCH = 200  # runs that one call starts
 KILL_AFTER = 0.4  # of the orders
-LOOK_INTERVAL = 0.1
+LOOK_INTERVAL = 0.05
 TIME_LIMIT = 300.0
 OPEN_STATES = [state for state in RunState if not state.is_final and state is not RunState.UNSPECIFIED]
 
@@ -89,7 +89,9 @@ def tell(stage: Stage, dataset: Dataset) -> Outcome:
 
         watch.until(lambda: watch.done >= KILL_AFTER * total)
         killed = watch.until(lambda: kill_amid_steps(client, books, victim))
-        if killed is not None:
+        if killed is None:
+            display.say("all is done before a worker could be killed amid its steps: take more orders")
+        else:
             stage.start_worker("worker-3")
             display.say(f"worker-1 is killed (SIGKILL) while it holds {len(killed.held)} steps: {_listed(killed.held)}")
             display.say("worker-3 takes its place; those steps wait a little, in case worker-1 was only cut off")
