@@ -3,8 +3,8 @@
 Every payload passes through `parse`, so the work is left to the C scanner of the standard library and this
 module only adds what that scanner lets through: duplicate keys, NaN, lone surrogates, and what has no limit
 there (nesting, digits, exponents). Nothing is lost on the way in: an integer of any accepted size is an exact
-int, and a number with a fraction or an exponent is a float only if that float prints back as the same number,
-else a Decimal (1e400, 0.1234567890123456789).
+int, and a number with a fraction or an exponent is a float only if that float prints back as the same number
+and, where it has no fraction, is that very number; else it is a Decimal (1e400, 0.1234567890123456789, 1e23).
 
 Hence the invariants that the tests hold:
 
@@ -29,7 +29,6 @@ from collections.abc import Callable
 from decimal import Decimal
 from hashlib import sha256
 from itertools import accumulate
-from math import isfinite
 
 MAX_DEPTH = 128
 """Arrays and objects inside each other, the outermost counting as 1."""
@@ -40,7 +39,9 @@ MAX_EXPONENT = 10**6
 
 _EXACT_FLOAT_CHARS = 16
 """A literal this short has at most 15 digits beside its point or e: a double holds 15 exactly."""
-_NORMAL_MIN, _NORMAL_MAX = 1e-300, 1e300
+_TINY = 1e-300
+_EXACT_INTEGERS = 2.0**53
+"""Up to here a float with no fraction is exact. Past it, 1e23 would be less than 10**23 to whoever compares."""
 _QUOTED_CHARS = 100
 
 _NUMBER = re.compile(r"(-?)([0-9]+)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
@@ -149,12 +150,13 @@ def _parse_int(token: str) -> int:
 
 def _parse_float(token: str) -> float | Decimal:
     value = float(token)
-    if len(token) <= _EXACT_FLOAT_CHARS and (_NORMAL_MIN < value < _NORMAL_MAX or -_NORMAL_MAX < value < -_NORMAL_MIN):
+    exact = -_EXACT_INTEGERS <= value <= _EXACT_INTEGERS
+    if exact and len(token) <= _EXACT_FLOAT_CHARS and not -_TINY < value < _TINY:
         return value
-    if len(token) <= MAX_DIGITS and (token == repr(value) or not token.strip("-0.")):
+    if exact and len(token) <= MAX_DIGITS and (token == repr(value) or not token.strip("-0.")):
         return value
     number = _decompose(token)
-    if isfinite(value) and _decompose(repr(value)) == number:
+    if exact and _decompose(repr(value)) == number:
         return value
     return Decimal(token)
 
@@ -251,6 +253,12 @@ def _canonical_number(value: object) -> str:
     if isinstance(value, int) and len(token) <= MAX_DIGITS:
         digits = token.rstrip("0")
         return token if len(digits) == len(token) or not value else f"{digits}e{len(token) - len(digits)}"
+    whole, _, fraction = token.partition(".")
+    if isinstance(value, float) and fraction.isdecimal() and fraction != "0":
+        # A float prints without zeros at either end, but for the one before the point.
+        if whole in {"0", "-0"}:
+            return f"{whole[:-1]}{fraction.lstrip('0')}e-{len(fraction)}"
+        return f"{whole}{fraction}e-{len(fraction)}"
     sign, digits, exponent = _decompose(token)
     return f"{sign}{digits or '0'}e{exponent}" if exponent else f"{sign}{digits or '0'}"
 

@@ -7,6 +7,7 @@ may say less than the schemas do (that a property may be anything, say), but nev
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from urllib.parse import unquote
 
 from fencepost_server.domain.jsontext import canonical_value
@@ -118,6 +119,11 @@ def type_of(value: object) -> str:
             return "object"
         case _:
             return FRACTION if "e-" in canonical_value(value) else INTEGER
+
+
+def exact(value: object) -> object:
+    """Return a number as what it is written as: a float stands for the decimal that it prints as."""
+    return Decimal(repr(value)) if isinstance(value, float) else value
 
 
 def types(facts: Facts) -> frozenset[str]:

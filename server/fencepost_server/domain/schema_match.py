@@ -137,7 +137,7 @@ class _Proof:
         if isinstance(one, list) and isinstance(other, list):
             return len(one) == len(other) and all(map(self.same, one, other))
         # Python takes True for 1.
-        return isinstance(one, bool) == isinstance(other, bool) and one == other
+        return isinstance(one, bool) == isinstance(other, bool) and known.exact(one) == known.exact(other)
 
     def target(self, reference: object) -> object | None:
         """Return the schema that a `$ref` in the accepting schema means, or None."""

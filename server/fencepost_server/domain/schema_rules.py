@@ -96,7 +96,7 @@ def _bound(*proofs: tuple[str, Callable[[Any, Any], Any]]) -> Rule:
     def rule(_proof: Prover, ask: Question) -> str | None:
         for fact in ask.facts:
             for keyword, holds in proofs:
-                if keyword in fact and holds(fact[keyword], ask.wanted):
+                if keyword in fact and holds(known.exact(fact[keyword]), known.exact(ask.wanted)):
                     return None
         return say(ask.place, f"{ask.keyword} {shown(ask.wanted)} is not guaranteed")
 

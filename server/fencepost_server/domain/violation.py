@@ -33,6 +33,8 @@ def shown(value: object, limit: int = 60) -> str:
     """Return a JSON value for use in a message, at most `limit` code points and an ellipsis."""
     if isinstance(value, str):
         value = value[: limit + 1]
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     text = str(value) if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= limit else f"{text[:limit]}…"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -57,7 +58,8 @@ MATCHES: list[tuple[object, object]] = [
     ({"enum": [1, "a"], "type": "string"}, {"const": "a"}),
     ({"type": "number", "minimum": 3, "maximum": 5}, {"minimum": 2, "exclusiveMaximum": 6}),
     ({"exclusiveMinimum": 3, "type": "integer"}, {"minimum": 3}),
-    ({"type": "number", "minimum": 10**30}, {"minimum": 1e29}),
+    ({"type": "number", "minimum": 10**30}, {"minimum": Decimal("1e29")}),
+    ({"type": "number", "minimum": 10**30}, {"minimum": Decimal("1e30")}),
     (STRING, {"minimum": 3, "maxItems": 1, "required": ["a"]}),
     ({"type": "string", "minLength": 3, "maxLength": 4}, {"minLength": 2, "maxLength": 4}),
     ({"type": "string", "pattern": "^a"}, {"pattern": "^a"}),
@@ -119,6 +121,7 @@ MISMATCHES: list[tuple[object, object, str]] = [
     (STRING, {"enum": ["a"]}, "is not limited to the values of enum that are accepted"),
     ({"enum": ["a", ""]}, {"type": "string", "minLength": 1}, '"" is not accepted'),
     (NUMBER, {"minimum": 3}, "minimum 3 is not guaranteed"),
+    ({"type": "number", "minimum": 0.1}, {"minimum": Decimal("0.100000000000000001")}, "minimum 0.100000000000000001"),
     ({"type": "number", "minimum": 3}, {"exclusiveMinimum": 3}, "exclusiveMinimum 3 is not guaranteed"),
     ({"type": "string", "maxLength": 4}, {"maxLength": 3}, "maxLength 3 is not guaranteed"),
     ({"type": "string", "pattern": "^ab"}, {"pattern": "^a"}, "pattern cannot be compared"),
