@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import uuid
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -103,7 +104,9 @@ def page_token(kind: str, values: list[Any]) -> str:
 
 
 def read_page_token(kind: str, token: str, types: tuple[type, ...]) -> list[Any]:
-    """The values of a token. Raises InvalidPageToken for anything that ``page_token`` did not make for this list."""
+    """The values of a token, an id of type UUID as str. Raises InvalidPageToken for anything that ``page_token`` did
+    not make for this list.
+    """
     try:
         found_kind, *values = json.loads(
             base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
@@ -111,11 +114,15 @@ def read_page_token(kind: str, token: str, types: tuple[type, ...]) -> list[Any]
         if found_kind != kind or len(values) != len(types):
             raise ValueError(kind)
         return [_typed(value, type_) for value, type_ in zip(values, types, strict=True)]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise InvalidPageToken("page_token is not one of this list") from None
 
 
 def _typed(value: object, type_: type) -> object:
+    if type_ is uuid.UUID:
+        if not isinstance(value, str) or _UUID.fullmatch(value) is None:
+            raise ValueError(value)
+        return value
     if type_ is datetime:
         at = datetime.fromisoformat(str(value))
         if at.tzinfo is None:
@@ -125,6 +132,6 @@ def _typed(value: object, type_: type) -> object:
         raise TypeError(value)
     if isinstance(value, int) and not 0 <= value < 1 << 62:
         raise ValueError(value)
-    if isinstance(value, str) and ("\0" in value or len(value) > MAX_NAME):
+    if isinstance(value, str) and ("\0" in value or len(value.encode()) > MAX_NAME):
         raise ValueError(value)
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import datetime
+from uuid import UUID
 
 from fencepost.v1 import run_pb2, run_service_pb2_grpc
 from fencepost.v1 import run_service_pb2 as pb
@@ -12,7 +13,7 @@ from fencepost_server.api import views
 from fencepost_server.api.calls import call, stream
 from fencepost_server.api.checks import Checks, page_token, read_page_token
 from fencepost_server.config import Config
-from fencepost_server.domain.errors import FencepostError
+from fencepost_server.domain.errors import FencepostError, InvalidPageToken
 from fencepost_server.engine import reading
 from fencepost_server.engine.engine import Engine
 from fencepost_server.engine.operations import Started
@@ -109,12 +110,19 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
         checks.done()
         before = runs.NEWEST
         if request.page_token:
-            at, run_id = read_page_token(_RUNS, request.page_token, (datetime, str))
-            before = (at, Checks().run_id(run_id))
+            at, run_id = read_page_token(_RUNS, request.page_token, (datetime, UUID))
+            before = (at, run_id)
         states = list(request.states) or sorted(known)
         page = await runs.list_runs(self._engine.database, namespace, workflow_id, states, before, limit)
-        token = "" if page.next_before is None else page_token(_RUNS, list(page.next_before))
-        return pb.ListRunsResponse(runs=[views.run_summary(run) for run in page.runs], next_page_token=token)
+        listed, next_before, size = [], page.next_before, 0
+        for index, run in enumerate(page.runs):
+            listed.append(views.run_summary(run))
+            size += listed[-1].ByteSize()
+            if size > _PAGE_BYTES and index + 1 < len(page.runs):
+                next_before = (run.created_at, run.run_id)
+                break
+        token = "" if next_before is None else page_token(_RUNS, list(next_before))
+        return pb.ListRunsResponse(runs=listed, next_page_token=token)
 
     @call
     async def WaitRun(self, request: pb.WaitRunRequest) -> pb.WaitRunResponse:
@@ -151,9 +159,9 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
         checks.done()
         after = 0
         if request.page_token:
-            token_run, after = read_page_token(_HISTORY, request.page_token, (str, int))
+            token_run, after = read_page_token(_HISTORY, request.page_token, (UUID, int))
             if token_run != run_id:
-                after = read_page_token("", request.page_token, ())[0]
+                raise InvalidPageToken("page_token is not one of this history")
         page = await reading.history(self._engine, namespace, run_id, after, limit, _PAGE_BYTES)
         events = [views.event(record, page.graph, page.run) for record in page.events]
         token = page_token(_HISTORY, [run_id, page.events[-1].seq]) if page.more else ""

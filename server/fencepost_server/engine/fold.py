@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from fencepost_server.domain.graph import Graph
@@ -261,8 +261,9 @@ class Fold:
                 attempt=task.attempt, digest=report.digest, detail=json.dumps(detail),
             )  # fmt: skip
             self._remove(task, Ended(EventType.STEP_FAILED, task.token, report.digest, json.dumps(_remembered(answer))))
-            run.failure = text
-            self._event(run, EventType.RUN_FAILED, detail=json.dumps({"failure": json.loads(text)}))
+            # The feedback, as large as a payload, stays with the step's event: out of the hot row, and out of lists.
+            run.failure = replace(failure, feedback=None).to_json()
+            self._event(run, EventType.RUN_FAILED, detail=json.dumps({"failure": json.loads(run.failure)}))
             self._end(run, RunState.FAILED)
             return answer
         task.visible_at = self.now + timedelta(seconds=retry.delay)

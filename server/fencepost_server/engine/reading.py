@@ -93,7 +93,8 @@ async def watch(
             for event in page.events:
                 yield page, event
                 after = event.seq
-            interest.last_seq = max(after, page.run.last_seq)
+            # Not ``after``: the events may have been read past the run, and then its end is still to be seen.
+            interest.last_seq = page.run.last_seq
             if page.run.ended_at is not None and after >= page.run.last_seq:
                 return
             if not page.more and after >= page.run.last_seq:

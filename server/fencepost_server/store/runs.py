@@ -84,9 +84,9 @@ async def get_run(database: Database, namespace: str, run_id: str) -> RunDetail 
         payload = Payload(json_text, None if binary is None else bytes(binary), metadata)
         if seq == 1:
             value = payload
-        if is_output:
+        if is_output and summary.ended_at:
             output = payload
-    # The steps were read first: an ended run shows none, however the reads fell.
+    # Steps, run and payloads were read in this order: a run that ends meanwhile shows as before or after its end.
     open_steps = [] if summary.ended_at else [OpenStepRow(*row) for row in await steps.fetchall()]
     return RunDetail(summary, value, output, open_steps)
 
