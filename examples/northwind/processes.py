@@ -16,7 +16,7 @@ from typing import Self
 from fencepost_server.leash import leashed
 
 ROOT = Path(__file__).resolve().parents[2]
-END_TIMEOUT = 20.0
+END_TIMEOUT = 5.0  # each of them is quick to end, unless what it needs for that has failed
 LINES_SHOWN = 15
 
 
