@@ -439,6 +439,7 @@ def test_silence_for_three_pings_gives_the_stream_up() -> None:
     session.receive(pb.SessionResponse(ping=pb.Ping(number=1)), 4)
     assert not session.tick(18).rebuild
     assert session.tick(19).rebuild
+    assert session.next_due() > 19, "it is said once"
 
 
 def test_a_welcome_that_does_not_come_gives_the_stream_up() -> None:

@@ -229,25 +229,28 @@ class AsyncClient:
         try:
             action = next(plan)
             while True:
-                action = await self._perform(plan, action)
+                try:
+                    response = await self._perform(action)
+                except FencepostError as error:
+                    action = plan.throw(error)
+                else:
+                    action = plan.send(response)
         except StopIteration as end:
             result: T = end.value
             return result
 
-    async def _perform(self, plan: Plan[T], action: Call | Pause) -> Call | Pause:
+    async def _perform(self, action: Call | Pause) -> Any:
         if isinstance(action, Pause):
             await asyncio.sleep(action.seconds)
-            return plan.send(None)
+            return None
         try:
-            response = await self._call(action)
+            return await self._call(action)
         except grpc.aio.AioRpcError as failure:
             error = error_of_call(failure)
             if isinstance(error, Unavailable):
                 self._targets.advance()
-            # Without the original: what gRPC says of it is in ours, and its text would only confuse.
-            error.__suppress_context__ = True
-            return plan.throw(error)
-        return plan.send(response)
+            # Not from it: what gRPC says is in ours, and its text would only confuse.
+            raise error from None
 
     async def _call(self, call: Call) -> Any:
         channel = self._channel()

@@ -244,25 +244,28 @@ class Client:
         try:
             action = next(plan)
             while True:
-                action = self._perform(plan, action)
+                try:
+                    response = self._perform(action)
+                except FencepostError as error:
+                    action = plan.throw(error)
+                else:
+                    action = plan.send(response)
         except StopIteration as end:
             result: T = end.value
             return result
 
-    def _perform(self, plan: Plan[T], action: Call | Pause) -> Call | Pause:
+    def _perform(self, action: Call | Pause) -> Any:
         if isinstance(action, Pause):
             time.sleep(action.seconds)
-            return plan.send(None)
+            return None
         try:
-            response = self._call(action)
+            return self._call(action)
         except grpc.RpcError as failure:
             error = error_of_call(failure)
             if isinstance(error, Unavailable):
                 self._targets.advance()
-            # Without the original: what gRPC says of it is in ours, and its text would only confuse.
-            error.__suppress_context__ = True
-            return plan.throw(error)
-        return plan.send(response)
+            # Not from it: what gRPC says is in ours, and its text would only confuse.
+            raise error from None
 
     def _call(self, call: Call) -> Any:
         channel = self._channel()

@@ -147,10 +147,10 @@ class Ledger:
         if self.holds(lease) and lease.outcome is None:
             self._drop(lease, effects)
 
-    def revoked(self, lease: Lease, effects: Effects) -> None:
+    def revoked(self, lease: Lease, reason: CancelReason, effects: Effects) -> None:
         """No outcome of this lease will count, the server says; one on its way is answered all the same."""
         if lease.outcome is None:
-            self._drop(lease, effects)
+            self._drop(lease, effects, reason)
         elif not lease.sent:
             lease.outcome = None
             del self.held[lease.key]
@@ -166,9 +166,9 @@ class Ledger:
             del self.held[lease.key]
             self.counters.lost += 1
 
-    def _drop(self, lease: Lease, effects: Effects) -> None:
+    def _drop(self, lease: Lease, effects: Effects, reason: CancelReason = CancelReason.LEASE_LOST) -> None:
         del self.held[lease.key]
-        lease.cancel_reason = CancelReason.LEASE_LOST
+        lease.cancel_reason = reason
         self.counters.zombies += 1
         self.counters.lost += 1
         effects.cancel.append(lease)

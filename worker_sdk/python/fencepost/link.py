@@ -133,7 +133,8 @@ class Link:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if writer.done() and not reader.done():
                 # It has said all, or could not write on; the server's end or status comes by the reader.
-                await asyncio.wait([reader, rebuild], timeout=CLOSE_TIMEOUT)
+                ends = [reader, rebuild]
+                await asyncio.wait(ends, timeout=CLOSE_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()

@@ -29,6 +29,7 @@ from fencepost.lease import CancelReason, Lease
 from fencepost.ledger import Counters, Effects, Ledger
 from fencepost.models import FailureKind, failure_of, value_of
 from fencepost.steps import Step
+from fencepost.v1 import error_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 
 logger = logging.getLogger("fencepost.worker")
@@ -259,10 +260,12 @@ class Session:
         elif kind == "ping":
             self._pongs.append(frame.ping.number)
         elif kind == "revoke":
+            timed_out = frame.revoke.reason == error_pb2.ERROR_REASON_ATTEMPT_TIMEOUT
+            reason = CancelReason.ATTEMPT_TIMEOUT if timed_out else CancelReason.LEASE_LOST
             for ref in frame.revoke.tasks:
                 lease = self.ledger.find(ref)
                 if lease is not None:
-                    self.ledger.revoked(lease, effects)
+                    self.ledger.revoked(lease, reason, effects)
         elif kind == "drain":
             effects.drain = True
         # A kind that this SDK does not know is a newer server's; it is told our version and must do without.
@@ -409,6 +412,7 @@ class Session:
             return effects
         if now >= self._silent_at:
             effects.rebuild = "nothing was heard from the server for too long"
+            self._silent_at = math.inf
         if now >= self._heartbeat_due and self._phase is _Phase.OPEN:
             self._beat(now)
         return effects
