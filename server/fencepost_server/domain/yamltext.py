@@ -22,7 +22,7 @@ from ruamel.yaml.reader import ReaderError
 from fencepost_server.domain.jsontext import MAX_DEPTH, MAX_DIGITS, JsonError, parse_number
 from fencepost_server.domain.violation import Violation, cut_message, pointer
 
-MAX_NODES = 100_000
+MAX_NODES = 200_000
 """Scalars and collections in one document; bounded because the reader takes some 50 µs for each."""
 
 _CONSTANTS: dict[str, bool | None] = {
