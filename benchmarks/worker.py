@@ -1,0 +1,111 @@
+"""The worker process: `python -m benchmarks.worker ADDRESS NAME`.
+
+An ordinary worker of the Python SDK with ten steps that add one to a number. So that rounds can be told apart it
+connects when it is told to, by lines of JSON on standard input, and answers by lines of JSON on standard output:
+
+| command | answer |
+|---|---|
+| `{"do": "work", "slots": 400, "timed": false}` | `{"event": "working"}` once a server has taken it |
+| `{"do": "stats"}` | `{"event": "stats", "completed": …, "failed": …, "lost": …, "first_step_time": …}` |
+| `{"do": "stop"}` | the same as `stopped`, when everything is finished and the stream is closed |
+
+``first_step_time`` is by the system's clock, as the database's times are, in seconds; null before the first step.
+Timed, each run's last step tells `{"event": "run", "entered": [ten monotonic times in seconds]}`: when each of its
+steps was entered. That clock is the same in all processes. Only one run at a time may be under way then.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from typing import Any
+
+from benchmarks.plan import STEPS
+from benchmarks.workflow import handler_name
+from fencepost import Step, Worker, step
+
+CONNECT_TIMEOUT = 30.0
+
+
+def say(event: str, **values: Any) -> None:
+    """Print one line for the benchmark."""
+    sys.stdout.write(json.dumps({"event": event, **values}) + "\n")
+    sys.stdout.flush()
+
+
+def plain_steps(began: list[float]) -> list[Step[..., Any]]:
+    """Steps that do nothing but count; the first that is entered leaves its time in ``began``."""
+
+    async def add(value: dict[str, int]) -> dict[str, int]:
+        if not began:
+            began.append(time.time())
+        return {"n": value["n"] + 1}
+
+    return [step(handler_name(index))(add) for index in range(STEPS)]
+
+
+def timed_steps() -> list[Step[..., Any]]:
+    """The same, which note when they are entered."""
+    entered: list[float] = []
+
+    async def add(value: dict[str, int]) -> dict[str, int]:
+        entered.append(time.monotonic())
+        if len(entered) == STEPS:
+            say("run", entered=entered)
+            entered.clear()
+        return {"n": value["n"] + 1}
+
+    return [step(handler_name(index))(add) for index in range(STEPS)]
+
+
+class Shift:
+    """One time of working, from "work" to "stop"."""
+
+    def __init__(self, address: str, name: str, slots: int, *, timed: bool) -> None:
+        self._began: list[float] = []
+        steps = timed_steps() if timed else plain_steps(self._began)
+        self._worker = Worker(address, steps, slots=slots, name=name)
+        # The main thread reads commands, where a worker's would only wait.
+        self._thread = threading.Thread(target=self._worker.run, name="worker", daemon=True)
+        self._thread.start()
+        if not self._worker.wait_connected(CONNECT_TIMEOUT):
+            raise TimeoutError(f"no server took the worker within {CONNECT_TIMEOUT:g} s")
+
+    def stats(self) -> dict[str, Any]:
+        """What a benchmark wants to know."""
+        stats = self._worker.stats()
+        return {
+            "completed": stats.completed,
+            "failed": stats.failed,
+            "lost": stats.lost,
+            "first_step_time": self._began[0] if self._began else None,
+        }
+
+    def stop(self) -> None:
+        """Finish and disconnect."""
+        self._worker.stop()
+        self._thread.join()
+
+
+def main(address: str, name: str) -> None:
+    """Do what standard input says, until it ends."""
+    say("ready")
+    shift: Shift | None = None
+    for line in sys.stdin:
+        command = json.loads(line)
+        if command["do"] == "work":
+            shift = Shift(address, name, command["slots"], timed=command["timed"])
+            say("working")
+        elif shift is None:
+            raise ValueError(f"{command['do']} before work")
+        elif command["do"] == "stats":
+            say("stats", **shift.stats())
+        else:
+            shift.stop()
+            say("stopped", **shift.stats())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
