@@ -51,7 +51,10 @@ class Config:
 
     # Database
     prepared: str = _setting("auto", "auto: prepare statements (needs pgbouncer ≥ 1.21 if one is used); off: never.")
-    read_pool_size: int = _setting(4, "Connections for reads, claims, heartbeats and sweeps.", low=2, high=100)
+    read_pool_size: int = _setting(4, "Connections for calls that read, and for registering.", low=1, high=100)
+    loop_pool_size: int = _setting(
+        4, "Connections for claims, heartbeats, sweeps and the other loops.", low=2, high=100
+    )
     connect_timeout: float = _setting(5.0, "Opening a database connection.", low=1, high=60)
     lock_timeout: float = _setting(
         1.0, "Waiting for a row lock before the batch goes on without the row.", low=0.05, high=30

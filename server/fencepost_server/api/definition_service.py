@@ -35,7 +35,7 @@ class DefinitionService(definition_service_pb2_grpc.DefinitionServiceServicer):
         namespace = checks.namespace(request.namespace)
         checks.text(request.request_id, "request_id")
         checks.done()
-        registered = await definitions.register(self._engine.database, namespace, await self._manifest(request))
+        registered = await definitions.register(self._engine.reads, namespace, await self._manifest(request))
         return pb.RegisterDefinitionResponse(
             definition=views.definition(registered.definition), created=registered.created
         )
@@ -74,7 +74,7 @@ class DefinitionService(definition_service_pb2_grpc.DefinitionServiceServicer):
         workflow_id = checks.name(request.workflow_id, "workflow_id")
         hash_ = checks.hash(request.definition_hash)
         checks.done()
-        row = await definitions.get(self._engine.database, namespace, workflow_id, hash_)
+        row = await definitions.get(self._engine.reads, namespace, workflow_id, hash_)
         return pb.GetDefinitionResponse(definition=views.definition(row))
 
     @call
@@ -92,7 +92,7 @@ class DefinitionService(definition_service_pb2_grpc.DefinitionServiceServicer):
                 after = (name, at, bytes.fromhex(hex_))
             except ValueError:
                 raise InvalidPageToken("page_token is not one of this list") from None
-        rows = await definitions.list_page(self._engine.database, namespace, workflow_id, after, limit + 1)
+        rows = await definitions.list_page(self._engine.reads, namespace, workflow_id, after, limit + 1)
         token = ""
         if len(rows) > limit:
             last = rows[limit - 1]

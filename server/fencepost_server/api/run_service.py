@@ -113,7 +113,7 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
             at, run_id = read_page_token(_RUNS, request.page_token, (datetime, UUID))
             before = (at, run_id)
         states = list(request.states) or sorted(known)
-        page = await runs.list_runs(self._engine.database, namespace, workflow_id, states, before, limit)
+        page = await runs.list_runs(self._engine.reads, namespace, workflow_id, states, before, limit)
         listed, next_before, size = [], page.next_before, 0
         for index, run in enumerate(page.runs):
             listed.append(views.run_summary(run))

@@ -9,6 +9,7 @@ that a session never has more out than its capacity.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -48,6 +49,8 @@ class Dispatcher:
         self._catalog = catalog
         self._sessions: dict[str, WorkerSession] = {}
         self._ready: dict[Place, int] = {}
+        self._ready_at: Counter[int] = Counter()
+        """How many places have ready work, by priority: most of the time the answer is none, and cheap."""
         self._due: dict[Place, float] = {}
         self._hints = 0
         self.draining = False
@@ -82,8 +85,7 @@ class Dispatcher:
         for work in ready:
             place = (work.namespace, work.queue, work.handler, work.priority)
             if work.delay <= 0:
-                self._hints += 1
-                self._ready[place] = self._hints
+                self._mark(place)
             elif work.delay < 86_400:
                 due = now + work.delay
                 self._due[place] = min(due, self._due.get(place, due))
@@ -95,10 +97,22 @@ class Dispatcher:
 
     def higher_waits(self, session: WorkerSession, priority: int) -> bool:
         """Does work of a higher priority wait that this session could do?"""
+        if not any(self._ready_at[level] for level in range(priority)):
+            return False
         return any(
             place[3] < priority and place[0] == session.namespace and (place[1], place[2]) in session.handlers
             for place in self._ready
         )
+
+    def _mark(self, place: Place) -> None:
+        if place not in self._ready:
+            self._ready_at[place[3]] += 1
+        self._hints += 1
+        self._ready[place] = self._hints
+
+    def _unmark(self, place: Place) -> None:
+        if self._ready.pop(place, None) is not None:
+            self._ready_at[place[3]] -= 1
 
     def eager(self, report: Report, run: RunRow, queue: str, handler: str) -> int | None:
         """May the session that completed a step take the next one at once? See engine.fold.Eager."""
@@ -129,8 +143,7 @@ class Dispatcher:
         ripe = [place for place, due in self._due.items() if due <= now]
         for place in ripe:
             del self._due[place]
-            self._hints += 1
-            self._ready[place] = self._hints
+            self._mark(place)
 
     def _demands(self) -> list[_Demand]:
         """One demand a group of sessions with the same handlers, for what is ready and fits."""
@@ -181,7 +194,7 @@ class Dispatcher:
         if len(claimed) < len(slots):
             for place, hint in demand.seen.items():
                 if self._ready.get(place) == hint:
-                    del self._ready[place]
+                    self._unmark(place)
         if claimed:
             await self._deliver(demand.namespace, claimed, {slot.session_id: slot for slot in slots}, frames)
 

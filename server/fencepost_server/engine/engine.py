@@ -45,7 +45,8 @@ class Engine:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.server_id = str(uuid.uuid4())
-        self.database = Database(config)
+        self.database = Database(config, "loops", config.loop_pool_size)
+        self.reads = Database(config, "reads", config.read_pool_size)
         self.catalog = Catalog()
         self.dispatcher = Dispatcher(config, self.database, self.catalog, self.report)
         self.committer = Committer(config, self.catalog, self.dispatcher.eager, self._told)
@@ -56,7 +57,7 @@ class Engine:
         self.sweeper = Sweeper(config, self.database, self.report)
         self.reconciler = Reconciler(self.database, self.dispatcher, self.report)
         self.notifier = Notifier(config, self.database, self.server_id)
-        self.listener = Listener(config, self.server_id, self.dispatcher.hint, self.watches.changed)
+        self.listener = Listener(config, self.server_id, self.dispatcher.hint, self.watches.ended)
         self.draining = False
         self.loops = [
             self.dispatcher.loop,
@@ -81,6 +82,7 @@ class Engine:
     async def start(self) -> None:
         """Begin to work; does not wait for the database."""
         await self.database.open()
+        await self.reads.open()
         for lane in self.lanes:
             lane.start()
         for loop in self.loops:
@@ -104,6 +106,7 @@ class Engine:
         await asyncio.gather(*(loop.stop() for loop in self.loops))
         await asyncio.gather(*(lane.stop() for lane in self.lanes))
         await self.database.close()
+        await self.reads.close()
 
     @property
     def healthy(self) -> bool:
@@ -180,8 +183,8 @@ class Engine:
             self.dispatcher.hint(changes.ready)
         elif changes.reports:
             self.dispatcher.wake()
-        if changes.changed_runs:
-            self.watches.changed(changes.changed_runs)
+        self.watches.changed(changes.changed_runs)
+        self.watches.ended(changes.ended)
         self.notifier.add(changes.ready, changes.ended)
 
     # Loops

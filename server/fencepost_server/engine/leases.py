@@ -17,6 +17,7 @@ from fencepost_server.store.tasks import Expired, Ref
 _SKIPPED_PAUSE = 0.05
 _MAX_PAGES = 40
 _MAX_LEASES = 100_000
+_MAX_WAITING = 20  # frames of one session: a heartbeat of 10,000 leases has ten
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +26,7 @@ class Renewal:
     each lost one.
     """
 
+    session_id: str
     namespace: str
     refs: list[Ref]
     answered: Callable[[dict[Ref, float | None]], None]
@@ -41,7 +43,10 @@ class Renewer:
         self.loop = Loop("renew", self.run_once)
 
     def submit(self, renewal: Renewal) -> None:
-        """Queue a heartbeat."""
+        """Queue a heartbeat. While the database is away a session's newest ones stay; older ones are not answered."""
+        mine = [waiting for waiting in self._waiting if waiting.session_id == renewal.session_id]
+        if len(mine) >= _MAX_WAITING:
+            self._waiting.remove(mine[0])
         self._waiting.append(renewal)
         self.loop.wake()
 
@@ -66,18 +71,18 @@ class Renewer:
             by_namespace.setdefault(renewal.namespace, []).append(renewal)
         for namespace, renewals in by_namespace.items():
             refs = list({ref for renewal in renewals for ref in renewal.refs})
-            renewed: dict[tuple[str, int], float] = {}
-            locked: set[tuple[str, int]] = set()
+            renewed: dict[Ref, float] = {}
+            locked: set[Ref] = set()
             async with self._database.transaction() as session:
                 for start in range(0, len(refs), 5000):
                     some, more = await tasks.renew(session, namespace, refs[start : start + 5000])
                     renewed.update(some)
                     locked |= more
             for renewal in renewals:
-                again = [ref for ref in renewal.refs if ref[:2] in locked]
-                renewal.answered({ref: renewed.get(ref[:2]) for ref in renewal.refs if ref[:2] not in locked})
+                again = [ref for ref in renewal.refs if ref in locked]
+                renewal.answered({ref: renewed.get(ref) for ref in renewal.refs if ref not in locked})
                 if again:
-                    skipped.append(Renewal(namespace, again, renewal.answered, renewal.wanted))
+                    skipped.append(Renewal(renewal.session_id, namespace, again, renewal.answered, renewal.wanted))
         return skipped
 
 
@@ -106,8 +111,8 @@ async def adopt(database: Database, row: SessionRow, previous: Sequence[str], he
             await asyncio.sleep(pause)
         async with database.transaction() as session:
             renewed, locked = await tasks.adopt(session, row.namespace, row.session_id, rest)
-        adopted.kept.update({ref: renewed[ref[:2]] for ref in rest if ref[:2] in renewed})
-        rest = [ref for ref in rest if ref[:2] in locked]
+        adopted.kept.update(renewed)
+        rest = [ref for ref in rest if ref in locked]
     if previous:
         leases = await tasks.session_leases(database, previous, _MAX_LEASES)
         skipped = set(rest)

@@ -26,15 +26,15 @@ class RunView:
 
 async def get(engine: Engine, namespace: str, run_id: str) -> RunView:
     """A run by id. Raises RunNotFound."""
-    run = await runs.get_run(engine.database, namespace, run_id)
+    run = await runs.get_run(engine.reads, namespace, run_id)
     if run is None:
         raise RunNotFound(f"no run {run_id} in namespace {namespace!r}")
-    return RunView(run, await engine.catalog.graph(engine.database, run.summary.definition_hash))
+    return RunView(run, await engine.catalog.graph(engine.reads, run.summary.definition_hash))
 
 
 async def find(engine: Engine, namespace: str, workflow_id: str, user_id: str, key: str) -> RunView:
     """A run by its request key. Raises RunNotFound."""
-    run_id = await runs.run_by_key(engine.database, namespace, REQUEST_KEY, workflow_id, user_id, key)
+    run_id = await runs.run_by_key(engine.reads, namespace, REQUEST_KEY, workflow_id, user_id, key)
     if run_id is None:
         raise RunNotFound(f"no run of workflow {workflow_id!r} has the request key {key!r}")
     return await get(engine, namespace, run_id)
@@ -46,16 +46,15 @@ async def wait(engine: Engine, namespace: str, run_id: str, timeout: float) -> t
     The interest is registered before the first look, so that an end in between is not missed.
     """
     deadline = asyncio.get_running_loop().time() + timeout
-    async with engine.watches.watching(run_id) as watch:
+    async with engine.watches.watching(run_id, end_only=True) as watch:
         while True:
-            watch.changed.clear()
+            watch.woken.clear()
             view = await get(engine, namespace, run_id)
-            watch.last_seq = view.run.summary.last_seq
             if view.run.summary.ended_at is not None:
                 return view, True
             try:
                 async with asyncio.timeout_at(deadline):
-                    await watch.changed.wait()
+                    await watch.woken.wait()
             except TimeoutError:
                 return view, False
 
@@ -73,7 +72,7 @@ class HistoryPage:
 async def history(engine: Engine, namespace: str, run_id: str, after: int, limit: int, max_bytes: int) -> HistoryPage:
     """A page of events; it ends early at ``max_bytes`` of payloads. Raises RunNotFound."""
     view = await get(engine, namespace, run_id)
-    events = await runs.history(engine.database, run_id, after, limit + 1)
+    events = await runs.history(engine.reads, run_id, after, limit + 1)
     size = 0
     for index, event in enumerate(events):
         size += event.payload.size * 3 + len(event.detail or "")
@@ -88,7 +87,7 @@ async def watch(
     """Events after a number, as they come, until the last one of a run that has ended."""
     async with engine.watches.watching(run_id) as interest:
         while True:
-            interest.changed.clear()
+            interest.woken.clear()
             page = await history(engine, namespace, run_id, after, _WATCH_BATCH, max_bytes)
             for event in page.events:
                 yield page, event
@@ -98,4 +97,4 @@ async def watch(
             if page.run.ended_at is not None and after >= page.run.last_seq:
                 return
             if not page.more and after >= page.run.last_seq:
-                await interest.changed.wait()
+                await interest.woken.wait()

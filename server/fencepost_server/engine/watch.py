@@ -17,13 +17,16 @@ from fencepost_server.store.connection import Database
 
 
 class Watch:
-    """One caller's interest in one run. ``changed`` is set when the run may have got events."""
+    """One caller's interest in one run: in every event, or in the end only. ``woken`` is set when there may be
+    something new.
+    """
 
-    __slots__ = ("changed", "last_seq", "run_id")
+    __slots__ = ("end_only", "last_seq", "run_id", "woken")
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, *, end_only: bool) -> None:
         self.run_id = run_id
-        self.changed = asyncio.Event()
+        self.end_only = end_only
+        self.woken = asyncio.Event()
         self.last_seq = 0
 
 
@@ -38,11 +41,11 @@ class Watches:
         self.loop = Loop("watch", self.run_once)
 
     @asynccontextmanager
-    async def watching(self, run_id: str) -> AsyncIterator[Watch]:
+    async def watching(self, run_id: str, *, end_only: bool = False) -> AsyncIterator[Watch]:
         """Be told of a run's changes within the block. Raises Overloaded past max_waiters."""
         if self._count >= self._config.max_waiters:
             raise Overloaded("too many calls wait for runs")
-        watch = Watch(run_id)
+        watch = Watch(run_id, end_only=end_only)
         self._count += 1
         self._by_run.setdefault(run_id, set()).add(watch)
         self.loop.wake()
@@ -62,11 +65,18 @@ class Watches:
 
     def changed(self, run_ids: Iterable[str]) -> None:
         """Events were committed."""
-        if not self._by_run:
-            return
-        for run_id in run_ids:
-            for watch in self._by_run.get(run_id, ()):
-                watch.changed.set()
+        if self._by_run:
+            for run_id in run_ids:
+                for watch in self._by_run.get(run_id, ()):
+                    if not watch.end_only:
+                        watch.woken.set()
+
+    def ended(self, run_ids: Iterable[str]) -> None:
+        """Runs have ended."""
+        if self._by_run:
+            for run_id in run_ids:
+                for watch in self._by_run.get(run_id, ()):
+                    watch.woken.set()
 
     async def run_once(self) -> float | None:
         """Look how far the watched runs are."""
@@ -74,9 +84,8 @@ class Watches:
             return None
         run_ids = self.run_ids
         for start in range(0, len(run_ids), 1000):
-            for run_id, last_seq in await runs.progress(self._database, run_ids[start : start + 1000]):
+            for run_id, last_seq, ended in await runs.progress(self._database, run_ids[start : start + 1000]):
                 for watch in self._by_run.get(run_id, ()):
-                    if watch.last_seq != last_seq:
-                        watch.last_seq = last_seq
-                        watch.changed.set()
+                    if ended if watch.end_only else watch.last_seq != last_seq:
+                        watch.woken.set()
         return self._config.poll_interval

@@ -83,6 +83,7 @@ class Session:
         self._reserved = 0
         self._open = True
         self._leaving = False
+        self._drained = False
         self._last_frame = 1
         self._tasks_number = 0
         self._heard: set[tuple[str, int]] = set()
@@ -194,6 +195,11 @@ class Session:
         return not self._out and not self._pending and not self._urgent and not self._later
 
     @property
+    def finished(self) -> bool:
+        """The worker was asked to go and has nothing here any more."""
+        return self._drained and self.idle
+
+    @property
     def settled(self) -> bool:
         """Nothing waits for its commit or to be written."""
         return not self._pending and not self._urgent and not self._later
@@ -204,8 +210,8 @@ class Session:
 
     def drain(self, reason: str, grace: float) -> None:
         """Ask the worker to go elsewhere, and lease it nothing more."""
-        if not self._leaving and self._open:
-            self._leaving = True
+        if not self._drained and self._open:
+            self._leaving = self._drained = True
             self._push(pb.SessionResponse(drain=pb.Drain(reason=reason, grace=duration(grace))), urgent=True)
 
     def tick(self) -> None:
@@ -339,6 +345,7 @@ class Session:
         if refs:
             self._desk.renew(
                 Renewal(
+                    self.session_id,
                     self.namespace,
                     refs,
                     lambda answered: self._renewed(frame_id, indexes, answered),

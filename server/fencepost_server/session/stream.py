@@ -245,6 +245,8 @@ class _Stream:
                 raise self.session.error
             if self._eof and self.session.settled:
                 return
+            if self.session.finished:
+                raise ServerDraining("this stream was asked to go, and its tasks have ended")
             await self._output.wait()
 
     async def _tick(self) -> None:

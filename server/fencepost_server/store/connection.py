@@ -67,19 +67,19 @@ def slam(connection: Connection) -> None:
         duplicate.shutdown(socket.SHUT_RDWR)
 
 
-def make_pool(config: Config) -> AsyncConnectionPool[Connection]:
-    """The pool for everything but the lanes. Opens even when the database is away."""
+def make_pool(config: Config, name: str, size: int) -> AsyncConnectionPool[Connection]:
+    """A pool. Opens even when the database is away."""
     return AsyncConnectionPool(
         config.dsn,
         kwargs=_options(config),
         configure=_configure,
         min_size=1,
-        max_size=config.read_pool_size,
+        max_size=size,
         timeout=config.connect_timeout,
         max_waiting=1000,
         reconnect_timeout=0,
         open=False,
-        name="reads",
+        name=name,
     )
 
 
@@ -147,13 +147,15 @@ async def _roll_back(connection: Connection) -> None:
 
 
 class Database:
-    """The pool, with its errors mapped. Reads, claims, heartbeats and sweeps go through here; the lanes have
-    their own.
+    """A pool, with its errors mapped.
+
+    There is one for calls and one for loops, so that no number of readers can keep a heartbeat waiting; the lanes have
+    connections of their own.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, name: str, size: int) -> None:
         self.config = config
-        self._pool = make_pool(config)
+        self._pool = make_pool(config, name, size)
 
     async def open(self) -> None:
         """Start the pool; does not wait for the database."""

@@ -139,10 +139,10 @@ async def list_runs(
     return RunPage(found, None)
 
 
-async def progress(database: Database, run_ids: Sequence[str]) -> list[tuple[str, int]]:
-    """The number of the last event of each run."""
+async def progress(database: Database, run_ids: Sequence[str]) -> list[tuple[str, int, bool]]:
+    """For each run the number of its last event, and whether it has ended."""
     rows = await database.rows(query("run", "progress"), {"run_ids": Uuids(run_ids)})
-    return [(run_id, last_seq) for run_id, last_seq, _ended in rows]
+    return [(run_id, last_seq, ended) for run_id, last_seq, ended in rows]
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,36 +75,31 @@ def _claimed(row: tuple[Any, ...]) -> Claimed:
     return Claimed(*(*row[:13], bytes(row[13]), row[14], payload))
 
 
-async def renew(
-    session: Session, namespace: str, refs: Sequence[Ref]
-) -> tuple[dict[tuple[str, int], float], set[tuple[str, int]]]:
+async def renew(session: Session, namespace: str, refs: Sequence[Ref]) -> tuple[dict[Ref, float], set[Ref]]:
     """Renew leases. Returns the seconds that each renewed one has, and those that are current but were locked
     just now.
     """
-    params = {"namespace": namespace, **_ref_columns(refs)}
-    renewed = {
-        (run_id, task_id): seconds for run_id, task_id, seconds in await session.rows(query("task", "renew"), params)
-    }
-    rest = [ref for ref in refs if (ref[0], ref[1]) not in renewed]
-    if not rest:
-        return renewed, set()
-    rows = await session.rows(query("task", "read_leases"), {"namespace": namespace, **_ref_columns(rest)})
-    return renewed, {(run_id, task_id) for run_id, task_id in rows}
+    return await _extend(session, "renew", {"namespace": namespace}, refs)
 
 
 async def adopt(
     session: Session, namespace: str, session_id: str, refs: Sequence[Ref]
-) -> tuple[dict[tuple[str, int], float], set[tuple[str, int]]]:
+) -> tuple[dict[Ref, float], set[Ref]]:
     """Move held leases to a process's new session. Returns as ``renew``."""
-    params = {"namespace": namespace, "session": session_id, **_ref_columns(refs)}
-    adopted = {
-        (run_id, task_id): seconds for run_id, task_id, seconds in await session.rows(query("task", "adopt"), params)
-    }
-    rest = [ref for ref in refs if (ref[0], ref[1]) not in adopted]
+    return await _extend(session, "adopt", {"namespace": namespace, "session": session_id}, refs)
+
+
+async def _extend(
+    session: Session, statement: str, params: dict[str, Any], refs: Sequence[Ref]
+) -> tuple[dict[Ref, float], set[Ref]]:
+    """Answers are by the whole reference: one batch can hold a stale token and the current one of the same task."""
+    rows = await session.rows(query("task", statement), {**params, **_ref_columns(refs)})
+    done: dict[Ref, float] = {(run_id, task_id, token): seconds for run_id, task_id, token, seconds in rows}
+    rest = [ref for ref in refs if ref not in done]
     if not rest:
-        return adopted, set()
-    rows = await session.rows(query("task", "read_leases"), {"namespace": namespace, **_ref_columns(rest)})
-    return adopted, {(run_id, task_id) for run_id, task_id in rows}
+        return done, set()
+    rows = await session.rows(query("task", "read_leases"), {"namespace": params["namespace"], **_ref_columns(rest)})
+    return done, {(run_id, task_id, token) for run_id, task_id, token in rows}
 
 
 def _ref_columns(refs: Sequence[Ref]) -> dict[str, Any]:

@@ -54,11 +54,11 @@ set lease_expires_at = least(clock.now + t.lease_ms * interval '1 ms',
                              coalesce(t.attempt_deadline_at, clock.now + t.lease_ms * interval '1 ms'))
 from locked l, clock
 where t.run_id = l.run_id and t.task_id = l.task_id
-returning t.run_id, t.task_id, extract(epoch from t.lease_expires_at - clock.now)::float8;
+returning t.run_id, t.task_id, t.token, extract(epoch from t.lease_expires_at - clock.now)::float8;
 
 -- name: read_leases
 -- Which of these leases are current. No locks. index: task_pkey
-select t.run_id, t.task_id
+select t.run_id, t.task_id, t.token
 from unnest(%(run_ids)s, %(task_ids)s, %(tokens)s) k(run_id, task_id, token)
 join task t on t.run_id = k.run_id and t.task_id = k.task_id
 where t.token = k.token and t.namespace = %(namespace)s and t.lease_session is not null;
@@ -82,7 +82,7 @@ set lease_session = %(session)s,
                              coalesce(t.attempt_deadline_at, clock.now + t.lease_ms * interval '1 ms'))
 from locked l, clock
 where t.run_id = l.run_id and t.task_id = l.task_id
-returning t.run_id, t.task_id, extract(epoch from t.lease_expires_at - clock.now)::float8;
+returning t.run_id, t.task_id, t.token, extract(epoch from t.lease_expires_at - clock.now)::float8;
 
 -- name: session_leases
 -- The leases of sessions, bounded. No locks. index: task_session
