@@ -82,7 +82,7 @@ class Config:
         3 << 20, "One frame of a session, and one message of a call.", low=64 << 10, high=64 << 20
     )
     max_frame_items: int = _setting(1000, "Items in one frame.", low=1, high=10_000)
-    max_manifest_bytes: int = _setting(1 << 20, "One manifest.", low=1024, high=16 << 20)
+    max_manifest_bytes: int = _setting(1 << 20, "One manifest.", low=1024, high=1 << 20)
 
     # Sessions
     max_sessions: int = _setting(2000, "Worker streams; more are refused as TOO_MANY_SESSIONS.", low=1, high=100_000)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fencepost_server.domain.jsontext import canonical_value
 from fencepost_server.domain.manifest import Manifest, StepNode, parse_manifest
 from fencepost_server.domain.schema import CompiledSchema, compile_schema
 from fencepost_server.domain.violation import Violation
@@ -80,8 +81,6 @@ def compile_manifest(manifest: Manifest) -> Graph:
 
 
 def _compiled(*schemas: object) -> tuple[CompiledSchema, ...]:
-    distinct: list[object] = []
-    for schema in schemas:
-        if schema is not None and schema not in distinct:
-            distinct.append(schema)
-    return tuple(compile_schema(schema) for schema in distinct)
+    """Each distinct schema once; told apart canonically, because Python's 1 == True."""
+    distinct = {canonical_value(schema): schema for schema in schemas if schema is not None}
+    return tuple(compile_schema(schema) for schema in distinct.values())

@@ -53,8 +53,8 @@ class Engine:
         self.lanes = [Lane[Operation](str(n), config, self.committer.work) for n in range(config.lanes)]
         self.watches = Watches(config, self.database)
         self.renewer = Renewer(config, self.database)
-        self.closer = Closer(config, self.database)
         self.sweeper = Sweeper(config, self.database, self.report)
+        self.closer = Closer(config, self.database, self.sweeper.due_by)
         self.reconciler = Reconciler(self.database, self.dispatcher, self.report)
         self.notifier = Notifier(config, self.database, self.server_id)
         self.listener = Listener(config, self.server_id, self.dispatcher.hint, self.watches.ended)

@@ -121,11 +121,13 @@ async def adopt(database: Database, row: SessionRow, previous: Sequence[str], he
 
 
 class Closer:
-    """Cuts the leases of ended streams down to the grace. Survives an outage: what could not be cut is tried again."""
+    """Cuts the leases of ended streams down to the grace. Survives an outage: what could not be cut is tried again.
+    ``cut`` is told in how many seconds the leases that were cut run out."""
 
-    def __init__(self, config: Config, database: Database) -> None:
+    def __init__(self, config: Config, database: Database, cut: Callable[[float], None]) -> None:
         self._config = config
         self._database = database
+        self._cut = cut
         self._waiting: dict[str, int] = {}
         self.loop = Loop("close", self.run_once)
 
@@ -139,6 +141,7 @@ class Closer:
         again = False
         for session_id, tries in list(self._waiting.items()):
             done = await tasks.shorten(self._database, session_id, self._config.disconnect_grace)
+            self._cut(self._config.disconnect_grace)
             if done or tries >= 100:
                 await cluster.close_session(self._database, session_id)
                 del self._waiting[session_id]
@@ -158,17 +161,23 @@ class Sweeper:
         self._due = asyncio.get_running_loop().time()
         self.loop = Loop("sweep", self.run_once)
 
+    def due_by(self, seconds: float) -> None:
+        """A lease runs out in so many seconds, perhaps sooner than those known."""
+        due = asyncio.get_running_loop().time() + seconds
+        if due < self._due:
+            self._due = due
+            self.loop.wake()
+
     def due_in(self, seconds: float | None) -> None:
         """The probe knows when the next lease runs out; None: there is none."""
         now = asyncio.get_running_loop().time()
         self._due = now + 3600 if seconds is None else now + seconds
-        if self._due <= now:
-            self.loop.wake()
+        self.loop.wake()
 
     async def run_once(self) -> float | None:
         """One sweep over all that is due."""
-        if self._due > asyncio.get_running_loop().time():
-            return None
+        if (wait := self._due - asyncio.get_running_loop().time()) > 0:
+            return wait
         after: Expired | None = None
         for _ in range(_MAX_PAGES):
             page = await tasks.expired(self._database, after, self._config.sweep_batch)

@@ -2,7 +2,7 @@
 
 -- name: probe
 -- Beats for this server, moves the outage guard on, and tells what there is to do: which (namespace, queue, handler, priority)
--- have a ready task and when the first is due, when the first lease runs out, how many other servers live. A gap between probes of
+-- have a ready task and when the first is due, when the first lease can expire, how many other servers live. A gap between probes of
 -- all servers longer than an outage holds every expiry until workers had time to come back.
 -- locks: own server row; the cluster row at most once a second. index: task_ready (one lookup a combination), task_lease
 with recursive beat as (
@@ -30,8 +30,9 @@ select 1 as what, namespace, queue, handler, priority::int, extract(epoch from v
 from (select * from ready limit 2000) r
 union all
 select 2, null, null, null, null,
-       extract(epoch from (select lease_expires_at from task where lease_session is not null
-                           order by lease_expires_at limit 1) - clock_timestamp())::float8
+       (select extract(epoch from greatest(t.lease_expires_at, c.hold_until) - clock_timestamp())::float8
+        from (select lease_expires_at from task where lease_session is not null order by lease_expires_at limit 1) t,
+             (select hold_until from cluster) c)
 union all
 select 3, null, null, null,
        (select count(*)::int from server where seen_at > clock_timestamp() - %(server_timeout)s and server_id <> %(server)s),
