@@ -1,4 +1,4 @@
-"""What can be expected to go wrong, as one line for people and an exit code."""
+"""What can be expected to go wrong, as a line for people and an exit code."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ USAGE = 2
 
 
 class CommandFailed(Exception):
-    """A command can't do what it was told. The message is for people; ``code`` is the exit code."""
+    """A command can't do what it was told. The message is for people, or for programs if it is ``bare``."""
 
-    def __init__(self, message: str, code: int = FAILURE) -> None:
+    def __init__(self, message: str, code: int = FAILURE, *, bare: bool = False) -> None:
         super().__init__(message)
         self.code = code
+        self.bare = bare
 
 
 class WrongUsage(CommandFailed):
@@ -41,6 +42,8 @@ def explain(error: BaseException) -> CommandFailed | None:
         from fencepost_server.store.explain import explain as explain_driver_error
 
         return CommandFailed(explain_driver_error(error))
+    if isinstance(error, UnicodeEncodeError):
+        return WrongUsage(f"{error.object[:80]!r} is not Unicode text")
     if isinstance(error, OSError):
         return CommandFailed(str(error))
     return None

@@ -1,0 +1,193 @@
+"""`fencepost runs get|list|history|watch`: what became of runs."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fencepost_server.cli.caller import Caller
+from fencepost_server.cli.output import (
+    lasted,
+    local,
+    room,
+    shortened,
+    show_line,
+    show_pairs,
+    show_table,
+    style_of,
+    write_json,
+    write_line,
+)
+
+if TYPE_CHECKING:
+    from fencepost import Event, Failure, OpenStep, Run, Value
+
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", show_default=False)]
+
+STATES = ("PENDING", "RUNNING", "COMPLETED", "FAILED", "BLOCKED")
+
+
+def get(caller: Caller, run: RunId) -> None:
+    """Show a run: its state, what it was started with and what came of it, and the steps that are open."""
+    from fencepost_server.cli.documents import run_document
+
+    with caller.connect() as client:
+        found = client.get_run(run)
+    if caller.json:
+        write_json(run_document(found))
+        return
+    show_run(found)
+
+
+def show_run(run: Run) -> None:
+    """Write a run for people."""
+    width = room() - 12
+    show_pairs(
+        [
+            ("run", run.run_id),
+            ("workflow", run.workflow_id),
+            ("definition", run.definition_hash),
+            ("state", run.state.value),
+            ("request key", run.request_key),
+            ("user", run.user_id),
+            ("priority", str(run.priority)),
+            ("started", local(run.create_time)),
+            ("ended", local(run.end_time)),
+            ("duration", _duration(run)),
+            ("events", str(run.last_seq)),
+            ("input", payload_text(run.input, width)),
+            ("output", payload_text(run.output, width)),
+            ("failure", shortened(failure_text(run.failure), width * 4)),
+        ]
+    )
+    if run.open_steps:
+        write_line("")
+        titles = ("NODE", "HANDLER", "QUEUE", "STATE", "ATTEMPT", "SINCE", "WORKER", "LAST FAILURE")
+        show_table(titles, [_step_row(step) for step in run.open_steps])
+
+
+def _step_row(step: OpenStep) -> tuple[str, ...]:
+    return (
+        step.node_id,
+        step.handler,
+        step.queue,
+        step.state.value,
+        str(step.attempt),
+        local(step.ready_time),
+        step.worker_name,
+        shortened(failure_text(step.last_failure), 80),
+    )
+
+
+def payload_text(value: Value | None, width: int) -> str:
+    """A payload in ``width`` characters; '' for none."""
+    if value is None:
+        return ""
+    if value.binary is not None:
+        return f"({len(value.binary)} bytes)"
+    return shortened(value.json or "null", width)
+
+
+def failure_text(failure: Failure | None) -> str:
+    """A failure in one line; '' for none."""
+    if failure is None:
+        return ""
+    where = f" at {failure.node_id}, attempt {failure.attempt}" if failure.node_id else ""
+    return f"{failure.kind.value} {failure.code}{where}: {failure.message}"
+
+
+def _duration(run: Run) -> str:
+    """How long it took, or has taken so far by this machine's clock."""
+    if run.end_time is not None:
+        return lasted((run.end_time - run.create_time).total_seconds())
+    return lasted((dt.datetime.now(dt.UTC) - run.create_time).total_seconds()) + " so far"
+
+
+def list_(
+    caller: Caller,
+    workflow: Annotated[str, typer.Option("--workflow", help="Only those of this workflow.", show_default=False)] = "",
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", help=f"Only those in this state: {', '.join(STATES)}. May be repeated."),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many at most.")] = 50,
+) -> None:
+    """List runs, newest first."""
+    from fencepost_server.cli.documents import run_document
+
+    states = [name.upper() for name in state or []]
+    for name in states:
+        if name not in STATES:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(STATES)}", param_hint="--state")
+    with caller.connect() as client:
+        found = client.list_runs(workflow or None, states, limit)
+        if caller.json:
+            for run in found:
+                write_json(run_document(run, listed=True))
+            return
+        rows = [
+            (r.run_id, r.workflow_id, r.state.value, local(r.create_time), _duration(r), r.request_key, r.user_id)
+            for r in found
+        ]
+    show_table(("RUN", "WORKFLOW", "STATE", "STARTED", "DURATION", "REQUEST KEY", "USER"), rows, whole=("RUN", "STATE"))
+
+
+def history(caller: Caller, run: RunId) -> None:
+    """Show all that has happened to a run."""
+    from fencepost_server.cli.documents import event_document
+
+    with caller.connect() as client:
+        if caller.json:
+            for event in client.history(run):
+                write_json(event_document(event))
+            return
+        width = max(room() - 70, 40)
+        rows = [
+            (str(e.seq), local(e.time, precise=True), e.kind.value, e.node_id, event_text(e, width))
+            for e in client.history(run)
+        ]
+    show_table(("SEQ", "TIME", "EVENT", "NODE", "DETAILS"), rows, whole=("SEQ", "TIME", "EVENT"))
+
+
+def watch(
+    caller: Caller,
+    run: RunId,
+    after: Annotated[int, typer.Option("--after", metavar="SEQ", min=0, help="Only events after this number.")] = 0,
+) -> None:
+    """Show what happens to a run as it happens, until it has ended."""
+    from fencepost_server.cli.documents import event_document
+
+    with caller.connect() as client:
+        for event in client.watch_run(run, after):
+            if caller.json:
+                write_json(event_document(event))
+                continue
+            style = style_of("FAILED" if "failed" in event.kind else "COMPLETED" if event.kind.is_final else "")
+            show_line(
+                (f"{event.seq:>5}  {local(event.time, precise=True)}  ", "dim"),
+                (f"{event.kind.value:<15}  ", style),
+                (f"{event.node_id:<12}  " if event.node_id else "", "bold"),
+                (event_text(event, max(room() - 70, 40)), ""),
+            )
+
+
+def event_text(event: Event, width: int) -> str:
+    """What an event tells beyond its kind and node."""
+    parts = []
+    if event.workflow_id:
+        parts.append(f"{event.workflow_id} {event.definition_hash[:12]}")
+    if event.handler:
+        parts.append(f"{event.handler} on {event.queue}")
+    if event.attempt:
+        parts.append(f"attempt {event.attempt}")
+    if event.failure is not None:
+        parts.append(failure_text(event.failure))
+    if event.ready_time is not None:
+        parts.append(f"again in {lasted((event.ready_time - event.time).total_seconds())}")
+    if event.output_seq:
+        parts.append(f"output of event {event.output_seq}")
+    if event.payload is not None:
+        parts.append(payload_text(event.payload, width))
+    return shortened("; ".join(parts), width)

@@ -1,0 +1,266 @@
+"""`fencepost runs …` against a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import Program, run
+from tests.fixtures.api import Api
+from tests.fixtures.manifests import handler_names, manifest
+from tests.fixtures.raw_worker import RawWorker
+from tests.fixtures.servers import InProcessServer
+
+ConnectWorker = Callable[..., Awaitable[RawWorker]]
+
+UNKNOWN_RUN = "00000000-0000-7000-8000-000000000000"
+
+
+async def complete_steps(worker: RawWorker, outputs: list[str]) -> None:
+    for output in outputs:
+        await worker.complete(await worker.task(), output)
+
+
+async def test_a_run_is_started_shown_listed_and_followed_to_its_end(
+    fencepost: Program, api: Api, server: InProcessServer, connect_worker: ConnectWorker
+) -> None:
+    await api.register(manifest(2))
+    worker = await connect_worker(server.grpc_address, handlers=handler_names(2))
+    started = await fencepost("runs", "start", "wf", "--input", '{"a": 1.10}', "--request-key", "k", "--json")
+    assert started.code == 0
+    run_id = started.document["run_id"]
+    assert started.document["created"] is True
+    await complete_steps(worker, ["1", '"done"'])
+
+    watched = await fencepost("runs", "watch", run_id, "--json")
+    kinds = ["run_started", *["step_scheduled", "step_completed"] * 2, "run_completed"]
+    assert [event["kind"] for event in watched.documents] == kinds
+    assert [event["seq"] for event in watched.documents] == [1, 2, 3, 4, 5, 6]
+    assert (await fencepost("runs", "history", run_id, "--json")).documents == watched.documents
+
+    got = await fencepost("runs", "get", run_id, "--json")
+    assert '"input":{"a": 1.10}' in got.out, "a payload is printed to the letter"
+    assert got.document["state"] == "COMPLETED"
+    assert got.document["output"] == "done"
+    listed = (await fencepost("runs", "list", "--state", "completed", "--workflow", "wf", "--json")).document
+    assert listed["run_id"] == run_id
+    assert "input" not in listed
+    assert (await fencepost("runs", "list", "--state", "FAILED", "--json")).documents == []
+
+
+async def test_without_json_people_read_aligned_text(
+    fencepost: Program, api: Api, server: InProcessServer, connect_worker: ConnectWorker
+) -> None:
+    await api.register(manifest(1))
+    worker = await connect_worker(server.grpc_address)
+    run_id = (await api.start(input='"' + "x" * 5000 + '"')).run_id
+    task = await worker.task()
+    during = await fencepost("runs", "get", run_id)
+    assert "LEASED" in during.out
+    assert "so far" in during.out
+    assert "…" in during.out, "a long payload is cut"
+    assert len(max(during.out.splitlines(), key=len)) < 250
+    await worker.complete(task, "2")
+    lines = (await fencepost("runs", "list")).out.splitlines()
+    assert lines[0].split() == ["RUN", "WORKFLOW", "STATE", "STARTED", "DURATION", "REQUEST", "KEY", "USER"]
+    assert lines[1].startswith(f"{run_id}  wf ")
+    assert lines[0].index("STATE") == lines[1].index("COMPLETED")
+    history = (await fencepost("runs", "history", run_id)).out
+    watched = (await fencepost("runs", "watch", run_id, "--after", "2")).out
+    assert [line.split()[0] for line in history.splitlines()] == ["SEQ", "1", "2", "3", "4"]
+    assert [line.split()[0] for line in watched.splitlines()] == ["3", "4"]
+    assert "s1 on default" in history
+
+
+async def test_times_are_local_with_their_offset(fencepost: Program, api: Api) -> None:
+    await api.register(manifest(1))
+    run_id = (await api.start()).run_id
+    assert "+05:30" in (await fencepost("runs", "get", run_id, TZ="Asia/Kolkata")).out
+    assert (await fencepost("runs", "get", run_id, "--json", TZ="Asia/Kolkata")).document["create_time"].endswith("Z")
+
+
+async def test_on_a_terminal_lists_are_tables_in_colour_and_ids_are_whole(fencepost: Program, api: Api) -> None:
+    await api.register(manifest(1, workflow_id="a-workflow-with-quite-a-long-name-for-a-narrow-terminal"))
+    run_id = (await api.start("a-workflow-with-quite-a-long-name-for-a-narrow-terminal")).run_id
+    result = await fencepost.on_terminal("runs", "list", columns=90)
+    assert result.code == 0
+    assert run_id in result.out
+    assert "\x1b[" in result.out
+    assert "…" in result.out
+
+
+async def test_what_a_worker_wrote_can_not_steer_the_terminal(
+    fencepost: Program, api: Api, server: InProcessServer, connect_worker: ConnectWorker
+) -> None:
+    await api.register(manifest(1, retry={"max_attempts": 1}))
+    worker = await connect_worker(server.grpc_address)
+    run_id = (await api.start()).run_id
+    await worker.fail(await worker.task(), code="EVIL", message="a\x1b]0;title\x07b\nc\u202ed")
+    for command in (("get", run_id), ("history", run_id), ("list",), ("wait", run_id)):
+        result = await fencepost("runs", *command)
+        assert "\x1b" not in result.out
+        assert "\u202e" not in result.out
+    assert "a\\x1b]0;title\\x07b c\\u202ed" in (await fencepost("runs", "get", run_id)).out
+
+
+async def test_wait_tells_by_its_exit_code_how_runs_ended(
+    fencepost: Program, api: Api, server: InProcessServer, connect_worker: ConnectWorker
+) -> None:
+    await api.register(manifest(1, retry={"max_attempts": 1}))
+    worker = await connect_worker(server.grpc_address)
+    good, bad = (await api.start()).run_id, (await api.start()).run_id
+    for _ in range(2):
+        task = await worker.task()
+        if task.task.run_id == good:
+            await worker.complete(task, "1")
+        else:
+            await worker.fail(task, code="NO", message="no")
+    await worker.goodbye()
+    open_ = (await api.start()).run_id
+    assert (await fencepost("runs", "wait", good)).code == 0
+    failed = await fencepost("runs", "wait", good, bad, "--json")
+    assert failed.code == 3
+    assert [(d["run_id"], d["state"], d["ended"]) for d in failed.documents] == [
+        (good, "COMPLETED", True),
+        (bad, "FAILED", True),
+    ]
+    late = await fencepost("runs", "wait", good, open_, "--timeout", "0.2")
+    assert late.code == 4
+    assert "not yet" in late.out
+    unknown = await fencepost("runs", "wait", UNKNOWN_RUN, bad, "--json")
+    assert unknown.code == 1
+    assert unknown.documents[0]["error"]["reason"] == "RUN_NOT_FOUND"
+    assert (await fencepost("runs", "wait", "-", stdin=f"{good}\n{good}\n")).code == 0
+    assert (await fencepost("runs", "wait", "-", stdin="")).code == 2
+
+
+async def test_start_can_wait_for_what_it_started(
+    fencepost: Program, api: Api, server: InProcessServer, connect_worker: ConnectWorker
+) -> None:
+    await api.register(manifest(1))
+    worker = await connect_worker(server.grpc_address)
+    waiting = asyncio.create_task(fencepost("runs", "start", "wf", "--wait", "--json"))
+    await complete_steps(worker, ['{"ok": true}'])
+    result = await waiting
+    assert result.code == 0
+    assert result.document["run"]["output"] == {"ok": True}
+    await worker.goodbye()
+    late = await fencepost("runs", "start", "wf", "--wait-timeout", "0.1")
+    assert late.code == 4
+    assert "PENDING" in late.out
+
+
+async def test_a_request_key_finds_the_run_and_another_input_is_refused(fencepost: Program, api: Api) -> None:
+    await api.register(manifest(1))
+    arguments = ("runs", "start", "wf", "--request-key", "k", "--user", "u", "--priority", "1")
+    first = await fencepost(*arguments, "--input-file", "-", "--json", stdin="[1]")
+    second = await fencepost(*arguments, "--input", "[1]", "--json")
+    assert first.document["run_id"] == second.document["run_id"]
+    assert (first.document["created"], second.document["created"]) == (True, False)
+    refused = await fencepost(*arguments, "--input", "[2]")
+    assert refused.code == 1
+    assert refused.error.startswith("fencepost: REQUEST_KEY_CONFLICT: ")
+    as_json = json.loads((await fencepost(*arguments, "--input", "[2]", "--json")).error)
+    assert as_json["error"]["metadata"]["existing_run_id"] == first.document["run_id"]
+
+
+async def test_every_fault_of_an_input_is_told_with_its_place(fencepost: Program, api: Api) -> None:
+    schema = {"type": "object", "required": ["a"], "properties": {"b": {"type": "integer"}}}
+    await api.register(manifest(1, workflow={"input_schema": schema}))
+    error = (await fencepost("runs", "start", "wf", "--input", '{"b": "x"}')).error
+    assert error.startswith("fencepost: INPUT_SCHEMA_MISMATCH: ")
+    assert "PATH" in error
+    assert "/b" in error
+
+
+async def test_many_runs_are_started_from_a_file_and_each_refused_line_is_told(
+    fencepost: Program, api: Api, tmp_path: Path
+) -> None:
+    await api.register(manifest(1, workflow={"input_schema": {"type": "integer"}}))
+    lines = [json.dumps({"input": n, "request_key": f"k{n}"}) for n in range(1500)]
+    lines[3] = '{"input": "three"}'
+    lines[7] = '{"input": 7, "unknown": 1}'
+    lines[8] = "{"
+    lines[9] = ""
+    path = tmp_path / "many.jsonl"
+    path.write_text("\n".join(lines))
+    first = await fencepost("runs", "start", "wf", "--many", str(path), "--user", "u")
+    assert first.code == 1
+    assert first.out.startswith("started 1496, found 0, refused 3 in ")
+    assert [line.partition(":")[0] for line in first.err.splitlines()] == ["line 4", "line 8", "line 9"]
+    again = await fencepost("runs", "start", "wf", "--many", "-", "--user", "u", "--json", stdin=path.read_text())
+    assert again.code == 1
+    outcomes = {outcome["line"]: outcome for outcome in again.documents}
+    assert set(outcomes) == set(range(1, 1501)) - {10}
+    assert outcomes[4]["error"]["reason"] == "INPUT_SCHEMA_MISMATCH"
+    assert outcomes[1]["created"] is False
+    assert len(await api.list_all(page_size=1000)) == 1496
+    progress = await fencepost.on_terminal("runs", "start", "wf", "--many", str(path), "--user", "u")
+    assert "starting" in progress.out
+    assert "found 1496" in progress.out
+
+
+async def test_a_watch_shows_events_as_they_come_and_ends_quietly_on_an_interrupt(
+    fencepost: Program, api: Api, server: InProcessServer, connect_worker: ConnectWorker
+) -> None:
+    await api.register(manifest(2))
+    worker = await connect_worker(server.grpc_address, handlers=["s1"])
+    run_id = (await api.start()).run_id
+    process = await fencepost.start("runs", "watch", run_id)
+    assert process.stdout is not None
+    async with asyncio.timeout(15):
+        assert b"run_started" in await process.stdout.readline()
+        assert b"step_scheduled" in await process.stdout.readline()
+        await worker.complete(await worker.task(), "1")
+        assert b"step_completed" in await process.stdout.readline()
+        assert b"step_scheduled" in await process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+    assert process.returncode == 130
+    assert err == b""
+
+
+async def test_a_closed_pipe_ends_a_command_quietly(fencepost: Program, api: Api) -> None:
+    await api.register(manifest(1))
+    await api.start_many([api.start_request() for _ in range(1000)])
+    process = await fencepost.start("runs", "list", "--limit", "1000", "--json")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    async with asyncio.timeout(15):
+        await process.stdout.readline()
+        process.stdout._transport.close()  # type: ignore[attr-defined]  # there is no public way to close it early
+        err = await process.stderr.read()
+        await process.wait()
+    assert err == b""
+
+
+async def test_an_unknown_run_a_wrong_state_and_two_inputs_are_refused(fencepost: Program) -> None:
+    unknown = await fencepost("runs", "get", UNKNOWN_RUN)
+    assert unknown.code == 1
+    assert unknown.error.startswith("fencepost: RUN_NOT_FOUND: ")
+    state = await fencepost("runs", "list", "--state", "DONE")
+    assert state.code == 2
+    assert "PENDING, RUNNING, COMPLETED, FAILED, BLOCKED" in state.error
+    both = await fencepost("runs", "start", "wf", "--input", "1", "--input-file", "x")
+    assert both.code == 2
+    missing = await fencepost("runs", "start", "wf", "--input-file", "/nowhere/at/all")
+    assert missing.error == "fencepost: /nowhere/at/all: No such file or directory\n"
+    assert (await fencepost("runs", "start", "wf")).error.startswith("fencepost: UNKNOWN_WORKFLOW: ")
+    assert (await fencepost("runs", "start", "wf", "--input", "{")).error.startswith("fencepost: INVALID_JSON: ")
+
+
+@pytest.mark.parametrize("command", [("list",), ("get", UNKNOWN_RUN), ("watch", UNKNOWN_RUN), ("start", "wf")])
+def test_a_server_that_is_not_there_is_told_after_the_patience(command: tuple[str, ...]) -> None:
+    result = run("runs", *command, "--address", "127.0.0.1:1", "--timeout", "0.3")
+    assert result.code == 1
+    assert result.error.startswith("fencepost: no server answers at 127.0.0.1:1: ")
+    assert result.error.count("\n") == 1
+
+
+def test_an_address_that_is_none_is_wrong_usage() -> None:
+    assert run("runs", "list", "--address", ",").code == 2
