@@ -28,6 +28,9 @@ Place = tuple[str, str, str, int]
 """namespace, queue, handler, priority."""
 
 
+_NO_LEVEL = 1 << 15
+
+
 @dataclass(frozen=True, slots=True)
 class _Demand:
     """One claim to make."""
@@ -50,7 +53,9 @@ class Dispatcher:
         self._sessions: dict[str, WorkerSession] = {}
         self._ready: dict[Place, int] = {}
         self._ready_at: Counter[int] = Counter()
-        """How many places have ready work, by priority: most of the time the answer is none, and cheap."""
+        """How many places have ready work, by priority."""
+        self._top = _NO_LEVEL
+        """The highest priority that has ready work: most of the time that settles the question."""
         self._due: dict[Place, float] = {}
         self._hints = 0
         self.draining = False
@@ -97,7 +102,7 @@ class Dispatcher:
 
     def higher_waits(self, session: WorkerSession, priority: int) -> bool:
         """Does work of a higher priority wait that this session could do?"""
-        if not any(self._ready_at[level] for level in range(priority)):
+        if priority <= self._top:
             return False
         return any(
             place[3] < priority and place[0] == session.namespace and (place[1], place[2]) in session.handlers
@@ -107,12 +112,14 @@ class Dispatcher:
     def _mark(self, place: Place) -> None:
         if place not in self._ready:
             self._ready_at[place[3]] += 1
+            self._top = min(self._top, place[3])
         self._hints += 1
         self._ready[place] = self._hints
 
     def _unmark(self, place: Place) -> None:
         if self._ready.pop(place, None) is not None:
             self._ready_at[place[3]] -= 1
+            self._top = min((level for level, places in self._ready_at.items() if places), default=_NO_LEVEL)
 
     def eager(self, report: Report, run: RunRow, queue: str, handler: str) -> int | None:
         """May the session that completed a step take the next one at once? See engine.fold.Eager."""
