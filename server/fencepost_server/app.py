@@ -17,14 +17,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import psycopg
-
 from fencepost_server.api.server import GrpcServer
 from fencepost_server.config import Config
-from fencepost_server.domain.errors import DatabaseUnavailable
 from fencepost_server.engine.engine import Engine
 from fencepost_server.store import migrate
-from fencepost_server.store.errors import is_away
 from fencepost_server.web.app import HttpServer
 
 log = logging.getLogger("fencepost")
@@ -53,12 +49,7 @@ async def running(config: Config) -> AsyncIterator[Running]:
 
     Raises SchemaVersionMismatch, DatabaseUnavailable (the first look at the schema has to succeed), PortInUse.
     """
-    try:
-        await migrate.check(config.dsn)
-    except (psycopg.Error, OSError) as error:
-        if is_away(error):
-            raise DatabaseUnavailable(f"the database can't be reached: {_first_line(error)}") from error
-        raise
+    await migrate.check(config.dsn)
     engine = Engine(config)
     grpc = GrpcServer(config, engine)
     http = HttpServer(config, engine)
@@ -96,10 +87,6 @@ async def _drain(server: Running) -> None:
     server.engine.drain()
     await server.grpc.streams.drain(server.config.shutdown_grace)
     await server.engine.flush(max(2.0, server.config.shutdown_grace - (time.monotonic() - started)))
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 async def serve(config: Config) -> None:

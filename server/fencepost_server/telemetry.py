@@ -25,7 +25,8 @@ class EngineCollector(Collector):
         yield GaugeMetricFamily("fencepost_healthy", "1 if the database answered lately.", value=float(engine.healthy))
         yield GaugeMetricFamily("fencepost_sessions", "Worker streams.", value=len(engine.dispatcher.sessions))
         ages = GaugeMetricFamily(
-            "fencepost_loop_last_good_seconds", "Seconds since a loop's last good pass; a waiting loop is as old as its cause.",
+            "fencepost_loop_last_good_seconds",
+            "Seconds since a loop's last good pass; a waiting loop is as old as its cause.",
             labels=["loop"],
         )  # fmt: skip
         errors = CounterMetricFamily("fencepost_loop_errors", "Passes of a loop that failed.", labels=["loop"])

@@ -142,10 +142,6 @@ class SchemaVersionMismatch(FailedPrecondition):
     """The database's schema is older or newer than this release."""
 
 
-class InvalidState(FailedPrecondition):
-    """The run's state forbids it."""
-
-
 class Aborted(FencepostError):
     """The caller lost a race."""
 

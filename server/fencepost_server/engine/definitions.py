@@ -46,8 +46,8 @@ async def register(database: Database, namespace: str, manifest: Manifest) -> Re
         if same is not None and same[0] != manifest.hash:
             differences = difference(same[1], manifest.canonical)
             raise DefinitionDrift(
-                f"compatibility id {manifest.compatibility_id!r} of workflow {manifest.workflow_id!r} is registered with "
-                "another manifest; choose a new one",
+                f"compatibility id {manifest.compatibility_id!r} of workflow {manifest.workflow_id!r} is registered"
+                " with another manifest; choose a new one",
                 violations=[Violation("", text) for text in differences],
                 metadata={"registered_hash": same[0].hex(), "manifest_hash": manifest.hash.hex()},
             )

@@ -232,8 +232,8 @@ class Dispatcher:
 
 def _leased(task: Claimed, namespace: str, node_id: str, frame_id: int) -> LeasedTask:
     return LeasedTask(
-        task.run_id, task.task_id, task.token, namespace, task.workflow_id, task.definition_hash, task.handler, task.queue,
-        task.priority, node_id, task.attempt, task.lease_ms / 1000,
+        task.run_id, task.task_id, task.token, namespace, task.workflow_id, task.definition_hash, task.handler,
+        task.queue, task.priority, node_id, task.attempt, task.lease_ms / 1000,
         None if task.timeout_ms is None else task.timeout_ms / 1000, task.input,
         None if task.feedback is None else Failure.from_json(task.feedback), task.user_id, 0, frame_id,
     )  # fmt: skip

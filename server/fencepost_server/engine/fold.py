@@ -371,8 +371,8 @@ class Fold:
             (None, None, None) if payload is None else (payload.json, payload.binary, payload.metadata)
         )
         self.changes.events.append(
-            (run.run_id, seq, kind, run.last_event_at, node_index, task_id, token, attempt, input_seq, digest, json_text,
-             binary, metadata, detail)
+            (run.run_id, seq, kind, run.last_event_at, node_index, task_id, token, attempt, input_seq, digest,
+             json_text, binary, metadata, detail)
         )  # fmt: skip
         if run.run_id in self.runs:
             self.changes.changed_runs[run.run_id] = run

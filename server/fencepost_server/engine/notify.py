@@ -11,9 +11,8 @@ import json
 import logging
 from collections.abc import Callable, Iterable
 
-import psycopg
-
 from fencepost_server.config import Config
+from fencepost_server.domain.errors import DatabaseUnavailable
 from fencepost_server.engine.fold import Ready
 from fencepost_server.engine.loops import Loop
 from fencepost_server.store import cluster
@@ -95,8 +94,8 @@ class Listener:
         try:
             async for payload in listen(self._config):
                 self._take(payload)
-        except (psycopg.Error, OSError, TimeoutError) as error:
-            log.warning("listening was interrupted (%s); polling goes on", type(error).__name__)
+        except DatabaseUnavailable:
+            log.warning("listening was interrupted; polling goes on")
         return 1.0
 
     def _take(self, payload: str) -> None:

@@ -7,14 +7,12 @@ left) only saves asking: the truth is in the rows, and every outcome is decided 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
-
-from google.protobuf.duration_pb2 import Duration
 
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost_server.config import Config
@@ -30,13 +28,12 @@ from fencepost_server.domain.errors import (
 from fencepost_server.domain.model import LeasedTask, Outcome
 from fencepost_server.engine.leases import Renewal
 from fencepost_server.engine.operations import Answer, Report, ReportKind
+from fencepost_server.session.frames import Ref, ref_of, result_message, task_message
 from fencepost_server.session.hello import Greeting
-from fencepost_server.wire.payloads import duration, failure_in, failure_out, payload_in, payload_out, retry_after_in
+from fencepost_server.wire.payloads import duration, failure_in, payload_in, retry_after_in
 from fencepost_server.wire.status import item_error, reason_number
 
-Ref = tuple[str, int, int]
 Item = TypeVar("Item", pb.CompleteItem, pb.FailItem, pb.ReleaseItem)
-_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _UNANSWERED_PINGS = 3
 _TASK_OVERHEAD = 1024  # bytes of a Task beside its input and feedback, generously
 
@@ -88,12 +85,12 @@ class Session:
         self._tasks_number = 0
         self._heard: set[tuple[str, int]] = set()
         self._pending = 0
+        self.thinned = asyncio.Event()
         self._urgent: deque[bytes] = deque()
         self._later: deque[bytes] = deque()
         self._bytes = 0
         self._ping = 0
         self._pong = 0
-        self._durations: dict[float, Duration] = {}
 
     # What the engine asks
 
@@ -130,13 +127,13 @@ class Session:
 
     def settle(self, answers: Sequence[tuple[Report, Answer]], tasks: Sequence[LeasedTask]) -> Sequence[LeasedTask]:
         """Send answers, then tasks. Returns the tasks that could not be put on the stream."""
-        self._pending -= len(answers)
+        self._settled(len(answers))
         results: dict[int, list[pb.ItemResult]] = {}
         for report, answer in answers:
             out = self._out.get((report.run_id, report.task_id))
             if out is not None and out.token == report.token:
                 del self._out[report.run_id, report.task_id]
-            results.setdefault(report.frame_id, []).append(_result(report.index, answer))
+            results.setdefault(report.frame_id, []).append(result_message(report.index, answer))
         if not self._open:
             return tasks
         for frame_id, items in results.items():
@@ -149,7 +146,7 @@ class Session:
         """A report could not be committed: the worker is told, or, when it is the database's fault, has to come
         back.
         """
-        self._pending -= 1
+        self._settled(1)
         out = self._out.get((report.run_id, report.task_id))
         if out is not None:
             out.reporting = False
@@ -157,7 +154,7 @@ class Session:
             self.end(error)
         else:
             answer = Answer(Outcome.REFUSED, error.reason, error.message)
-            results = [_result(report.index, answer)]
+            results = [result_message(report.index, answer)]
             self._push(pb.SessionResponse(ack=pb.Ack(frame_id=report.frame_id, results=results)), urgent=True)
 
     def revoke(self, ref: Ref, reason: str) -> None:
@@ -186,8 +183,16 @@ class Session:
 
     @property
     def crowded(self) -> bool:
-        """Read no further until some reports are committed."""
-        return self._pending >= self._config.max_client_ops
+        """Read no further until ``thinned`` is set: too many reports wait for their commit."""
+        if self._pending < self._config.max_client_ops:
+            return False
+        self.thinned.clear()
+        return True
+
+    def _settled(self, reports: int) -> None:
+        self._pending -= reports
+        if self._pending < self._config.max_client_ops:
+            self.thinned.set()
 
     @property
     def idle(self) -> bool:
@@ -292,9 +297,10 @@ class Session:
         refused: list[pb.ItemResult] = []
         for index, item in enumerate(items):
             try:
-                report = make(_ref(item.task), item)
+                report = make(ref_of(item.task), item)
             except FencepostError as error:
-                refused.append(_result(index, Answer(Outcome.REFUSED, error.reason, error.message, error.violations)))
+                answer = Answer(Outcome.REFUSED, error.reason, error.message, error.violations)
+                refused.append(result_message(index, answer))
                 continue
             report.session, report.frame_id, report.index = self, frame_id, index
             if (out := self._out.get((report.run_id, report.task_id))) is not None and out.token == report.token:
@@ -330,9 +336,9 @@ class Session:
         refused: list[pb.ItemResult] = []
         for index, task in enumerate(heartbeat.tasks):
             try:
-                ref = _ref(task)
+                ref = ref_of(task)
             except FencepostError as error:
-                refused.append(_result(index, Answer(Outcome.REFUSED, error.reason, error.message)))
+                refused.append(result_message(index, Answer(Outcome.REFUSED, error.reason, error.message)))
                 continue
             if ref not in indexes:
                 refs.append(ref)
@@ -418,7 +424,7 @@ class Session:
             tasks=pb.Tasks(
                 tasks_number=number,
                 last_frame_id=min(task.frame_id for task in tasks),
-                tasks=[self._task(task) for task in tasks],
+                tasks=[task_message(task) for task in tasks],
             )
         )
         if message.ByteSize() > self._max_frame_bytes and len(tasks) > 1:
@@ -429,31 +435,6 @@ class Session:
             self._out[task.run_id, task.task_id] = _Out(task.token, task.eager_depth, number)
         self._push(message, urgent=False)
         return ()
-
-    def _task(self, task: LeasedTask) -> pb.Task:
-        return pb.Task(
-            task=pb.TaskRef(run_id=task.run_id, task_id=task.task_id, fencing_token=task.token),
-            kind=pb.TASK_KIND_STEP,
-            workflow_id=task.workflow_id,
-            definition_hash=task.definition_hash.hex(),
-            handler=task.handler,
-            node_id=task.node_id,
-            attempt=task.attempt,
-            lease_duration=self._duration(task.lease_seconds),
-            attempt_timeout=None if task.timeout_seconds is None else self._duration(task.timeout_seconds),
-            input=payload_out(task.input),
-            feedback=None if task.feedback is None else failure_out(task.feedback),
-            idempotency_key=f"{task.run_id}/{task.task_id}",
-            user_id=task.user_id,
-        )
-
-    def _duration(self, seconds: float) -> Duration:
-        known = self._durations.get(seconds)
-        if known is None:
-            if len(self._durations) > 1000:
-                self._durations.clear()
-            known = self._durations[seconds] = duration(seconds)
-        return known
 
     def _acknowledge(self, frame_id: int) -> None:
         self._push(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id)), urgent=True)
@@ -471,26 +452,3 @@ class Session:
         if self._bytes > self._config.outbox_bytes:
             self.end(SessionTimedOut("the worker does not read what it is sent"))
         self.on_output()
-
-
-def _ref(task: pb.TaskRef) -> Ref:
-    """A well-formed reference. Raises InvalidFrame."""
-    run_id = task.run_id
-    if _UUID.fullmatch(run_id) is None or task.task_id < 1 or task.fencing_token < 1:
-        raise InvalidFrame("task: run_id must be a UUID in lower case, task_id and fencing_token positive")
-    return (run_id, task.task_id, task.fencing_token)
-
-
-def _result(index: int, answer: Answer) -> pb.ItemResult:
-    if answer.outcome is Outcome.OK:
-        return pb.ItemResult(index=index, outcome=pb.ITEM_OUTCOME_OK)
-    result = pb.ItemResult(
-        index=index,
-        outcome=int(answer.outcome),  # type: ignore[arg-type]  # the numbers are the contract's
-        message=answer.message,
-    )
-    if answer.reason:
-        result.reason = reason_number(answer.reason)
-    for violation in answer.violations:
-        result.violations.add(path=violation.path, message=violation.message)
-    return result

@@ -222,8 +222,8 @@ class _Stream:
 
     async def _read(self) -> None:
         while True:
-            while self.session.crowded:
-                await asyncio.sleep(0.005)
+            if self.session.crowded:
+                await self.session.thinned.wait()
             frame: Frame | object = await self._context.read()
             if not isinstance(frame, tuple):  # grpc.aio.EOF
                 break

@@ -245,12 +245,13 @@ async def delete_tasks(session: Session, keys: Sequence[TaskKey]) -> None:
 async def insert_tasks(session: Session, rows: Sequence[tuple[TaskRow, str]]) -> None:
     """New tasks, ready or leased, each with its namespace."""
     names = (
-        "run_ids", "task_ids", "namespaces", "queues", "handlers", "priorities", "node_indexes", "input_seqs", "visible_ats",
-        "attempts", "tokens", "lease_mss", "timeout_mss", "lease_sessions", "lease_expires_ats", "attempt_deadline_ats",
+        "run_ids", "task_ids", "namespaces", "queues", "handlers", "priorities", "node_indexes", "input_seqs",
+        "visible_ats", "attempts", "tokens", "lease_mss", "timeout_mss", "lease_sessions", "lease_expires_ats",
+        "attempt_deadline_ats",
     )  # fmt: skip
     flat = [
-        (t.run_id, t.task_id, ns, t.queue, t.handler, t.priority, t.node_index, t.input_seq, t.visible_at, t.attempt, t.token,
-         t.lease_ms, t.timeout_ms, t.lease_session, t.lease_expires_at, t.attempt_deadline_at)
+        (t.run_id, t.task_id, ns, t.queue, t.handler, t.priority, t.node_index, t.input_seq, t.visible_at, t.attempt,
+         t.token, t.lease_ms, t.timeout_ms, t.lease_session, t.lease_expires_at, t.attempt_deadline_at)
         for t, ns in rows
     ]  # fmt: skip
     values = columns(
@@ -266,8 +267,8 @@ async def update_tasks(session: Session, rows: Collection[TaskRow]) -> None:
         "tokens", "last_failures", "feedbacks", "outcomes",
     )  # fmt: skip
     flat = [
-        (t.run_id, t.task_id, t.visible_at, t.attempt, t.operational_failures, t.corrective_failures, t.redeliveries, t.token,
-         t.last_failure, t.feedback, t.outcomes)
+        (t.run_id, t.task_id, t.visible_at, t.attempt, t.operational_failures, t.corrective_failures, t.redeliveries,
+         t.token, t.last_failure, t.feedback, t.outcomes)
         for t in rows
     ]  # fmt: skip
     values = columns(flat, Uuids, Ints, Times, Ints, Ints, Ints, Ints, Ints, Texts, Texts, Texts)

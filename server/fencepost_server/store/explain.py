@@ -7,7 +7,7 @@ import psycopg
 
 def explain(error: BaseException) -> str:
     """A sentence for a driver's error, or the text of any other."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
     if not isinstance(error, psycopg.Error):
         return text
     if error.sqlstate is not None:

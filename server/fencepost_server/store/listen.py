@@ -7,16 +7,25 @@ from collections.abc import AsyncIterator
 import psycopg
 
 from fencepost_server.config import Config
+from fencepost_server.store.errors import unavailable
 
 CHANNEL = "fencepost"
 
 
 async def listen(config: Config) -> AsyncIterator[str]:
-    """Yield payloads until the connection is lost, which raises psycopg.Error.
+    """Yield payloads until the connection is lost, which raises DatabaseUnavailable.
 
     Now and then a trivial statement checks that the other side is there: a connection that only listens would
     not notice.
     """
+    try:
+        async for payload in _listen(config):
+            yield payload
+    except (psycopg.Error, OSError, TimeoutError) as error:
+        raise unavailable() from error
+
+
+async def _listen(config: Config) -> AsyncIterator[str]:
     connection = await psycopg.AsyncConnection.connect(
         config.listen_dsn,
         autocommit=True,

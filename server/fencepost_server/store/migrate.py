@@ -14,7 +14,8 @@ from typing import Any
 
 import psycopg
 
-from fencepost_server.domain.errors import SchemaVersionMismatch
+from fencepost_server.domain.errors import DatabaseUnavailable, SchemaVersionMismatch
+from fencepost_server.store.errors import is_away
 
 # Any constant of our own will do: it keeps two migrations of one database apart.
 _LOCK = 0x46656E6365  # "Fence"
@@ -112,9 +113,20 @@ async def migrate(dsn: str) -> list[str]:
 
 
 async def check(dsn: str) -> None:
-    """Raise SchemaVersionMismatch unless the database has exactly this release's schema, and its settings are
-    usable.
+    """Raise SchemaVersionMismatch unless the database has exactly this release's schema, and is usable.
+
+    Raises DatabaseUnavailable if it can't be reached.
     """
+    try:
+        await _check(dsn)
+    except (psycopg.Error, OSError) as error:
+        if is_away(error):
+            first = str(error).strip().splitlines() or [type(error).__name__]
+            raise DatabaseUnavailable(f"the database can't be reached: {first[0]}") from error
+        raise
+
+
+async def _check(dsn: str) -> None:
     async with await _connect(dsn) as connection:
         missing = _compare(await _applied(connection), migrations())
         if missing:

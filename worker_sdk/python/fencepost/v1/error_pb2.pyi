@@ -98,10 +98,6 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 31
     """[INTERNAL] A fault of the server. The message has an incident id that its log has too. Report it."""
-    ERROR_REASON_INVALID_STATE: _ErrorReason.ValueType  # 32
-    """[FAILED_PRECONDITION] The state of the run forbids it;
-    the message names the state.
-    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call, a frame or an item of a frame was refused. In a google.rpc.Status it is the `reason` of an ErrorInfo with
@@ -185,8 +181,4 @@ exit with it.
 """
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 31
 """[INTERNAL] A fault of the server. The message has an incident id that its log has too. Report it."""
-ERROR_REASON_INVALID_STATE: ErrorReason.ValueType  # 32
-"""[FAILED_PRECONDITION] The state of the run forbids it;
-the message names the state.
-"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
