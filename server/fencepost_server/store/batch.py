@@ -1,5 +1,5 @@
 """The statements of a group commit, as functions over rows. engine.commit calls them in the order of the one
-lock order: deployments, keys, runs by id, tasks by id; then it reads, decides, and writes.
+lock order: deployments, runs by id, tasks by id, keys sorted; then it reads, decides, and writes.
 """
 
 from __future__ import annotations
