@@ -155,6 +155,9 @@ def _faults(config: Config) -> list[str]:
             faults.append(f"{name}: {getattr(config, name)!r} is none of {', '.join(choices)}")
     if config.max_frame_bytes < config.max_payload_bytes * 1.25:
         faults.append("max_frame_bytes: must be at least 1.25 × max_payload_bytes")
+    if config.outage_gap < 2 * config.poll_interval:
+        # Else each probe would find an outage behind it, and no lease would ever run out.
+        faults.append("outage_gap: must be at least 2 × poll_interval")
     if not config.insecure:
         faults.extend(
             f"{name}: {getattr(config, name)!r} is not loopback; say insecure to bind to it without TLS and keys"

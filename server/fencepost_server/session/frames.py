@@ -44,7 +44,7 @@ def task_message(task: LeasedTask) -> pb.Task:
         handler=task.handler,
         node_id=task.node_id,
         attempt=task.attempt,
-        lease_duration=_duration(task.lease_seconds),
+        lease_duration=_duration(min(task.lease_seconds, task.timeout_seconds or task.lease_seconds)),
         attempt_timeout=None if task.timeout_seconds is None else _duration(task.timeout_seconds),
         input=payload_out(task.input),
         feedback=None if task.feedback is None else failure_out(task.feedback),

@@ -4,7 +4,8 @@
 -- Beats for this server, moves the outage guard on, and tells what there is to do: which (namespace, queue, handler, priority)
 -- have a ready task and when the first is due, when the first lease can expire, how many other servers live. A gap between probes of
 -- all servers longer than an outage holds every expiry until workers had time to come back.
--- locks: own server row; the cluster row at most once a second. index: task_ready (one lookup a combination), task_lease
+-- locks: own server row; the cluster row at most once a second (more often only if an outage is said to be shorter than some
+-- seconds). index: task_ready (one lookup a combination), task_lease
 with recursive beat as (
     insert into server (server_id) values (%(server)s)
     on conflict (server_id) do update set seen_at = clock_timestamp()
@@ -12,7 +13,7 @@ with recursive beat as (
     update cluster
     set last_pass_at = clock_timestamp(),
         hold_until = case when clock_timestamp() - last_pass_at > %(gap)s then clock_timestamp() + %(hold)s else hold_until end
-    where last_pass_at < clock_timestamp() - interval '1 s'
+    where last_pass_at < clock_timestamp() - least(interval '1 s', %(gap)s / 4)
 ), ready as (
     (select namespace, queue, handler, priority, visible_at from task
      where lease_session is null
