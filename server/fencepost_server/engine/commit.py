@@ -1,9 +1,9 @@
 """One batch of a lane: lock, read, decide, write, commit, then tell.
 
-The order of locks is that of the whole server: deployments (share), runs by id, tasks by id, keys (sorted). Keys come
-last because only valid starts may bring one; whoever waits for a key holds all the runs that it will ever need, so
-nobody who holds a key waits for a run. What a decision rests on is read by a later statement than the one that locked it. Nobody is told anything
-before the commit (I1).
+The order of locks is that of the whole server: deployments (share), runs by id, tasks by id, keys (sorted).
+Keys come last because only valid starts may bring one; whoever waits for a key holds all the runs that it will
+ever need, so nobody who holds a key waits for a run. What a decision rests on is read by a later statement than
+the one that locked it. Nobody is told anything before the commit (I1).
 """
 
 from __future__ import annotations
