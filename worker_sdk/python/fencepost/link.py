@@ -139,10 +139,9 @@ class Link:
             for task in tasks:
                 task.cancel()
             status = await self._status(call)
-            call.cancel()
-            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
             self.session.end()
-            await channel.close()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            await self._close(call, channel)
         for outcome in outcomes:
             if isinstance(outcome, Exception) and not isinstance(
                 outcome, grpc.RpcError | grpc.aio.UsageError | asyncio.InvalidStateError
@@ -159,6 +158,19 @@ class Link:
         if code is grpc.StatusCode.OK:
             return None
         return error_of(code, await call.details(), await call.trailing_metadata())
+
+    @staticmethod
+    async def _close(call: Call, channel: grpc.aio.Channel) -> None:
+        """End the call, and wait until gRPC knows it.
+
+        What it still has to tell would otherwise reach a loop that may be closed by then, and then hold up every
+        other loop of the process that uses gRPC.
+        """
+        call.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                await call.code()
+        await channel.close()
 
     async def _read(self, call: Call) -> None:
         session = self.session
@@ -186,12 +198,12 @@ class Link:
         """Keep the session's times, also while there is no stream: attempts time out then, too."""
         while True:
             # The loop's own clock stands still while the machine sleeps: look at least once a second.
-            pause = min(max(self.session.next_due() - clock(), 0.0), _LONGEST_SLEEP)
-            self._next_tick = clock() + pause
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._retick.wait()
+            now = clock()
+            self._next_tick = min(self.session.next_due(), now + _LONGEST_SLEEP)
             self._retick.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(self._next_tick - now, 0.0)):
+                    await self._retick.wait()
             self._handle(self.session.tick(clock()))
 
     def _handle(self, effects: Effects) -> None:

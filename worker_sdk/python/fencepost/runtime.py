@@ -28,6 +28,7 @@ logger = logging.getLogger("fencepost.worker")
 
 MAX_LEAVING_LINKS = 4
 ABANDON_TIMEOUT = 5.0
+SETTLE_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,3 +208,5 @@ class Runtime:
         await asyncio.gather(*self._links.values(), return_exceptions=True)
         self._links.clear()
         self._executor.close()
+        # Let gRPC deliver the last of its events while this loop is there; see `Link._close`.
+        await asyncio.sleep(SETTLE_SECONDS)
