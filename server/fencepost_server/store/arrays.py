@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from psycopg import AsyncConnection
@@ -80,7 +81,7 @@ class Uuids(Column):
 
     def elements(self) -> bytes:
         """See Column."""
-        return b"".join(_NULL if v is None else b"\0\0\0\x10" + bytes.fromhex(v.replace("-", "")) for v in self)
+        return b"".join([_NULL if v is None else _uuid_element(v) for v in self])
 
 
 class Times(Column):
@@ -89,8 +90,15 @@ class Times(Column):
     element_oid, array_oid = 1184, 1185
 
     def elements(self) -> bytes:
-        """See Column."""
-        return b"".join(_NULL if v is None else struct.pack("!iq", 8, _micros(v)) for v in self)
+        """See Column. Most rows of a batch have the batch's one time, so that each value is laid out once."""
+        known: dict[Any, bytes] = {None: _NULL}
+        parts = []
+        for v in self:
+            part = known.get(v)
+            if part is None:
+                part = known[v] = struct.pack("!iq", 8, _micros(v))
+            parts.append(part)
+        return b"".join(parts)
 
 
 class Bools(Column):
@@ -105,6 +113,18 @@ class Bools(Column):
 
 def _join(values: Iterable[bytes | None]) -> bytes:
     return b"".join([_NULL if v is None else len(v).to_bytes(4, "big") + v for v in values])
+
+
+# A run's id is laid out in several columns of a batch, and comes back in the next one.
+@lru_cache(maxsize=50_000)
+def _uuid_element(text: str) -> bytes:
+    return b"\0\0\0\x10" + bytes.fromhex(text.replace("-", ""))
+
+
+@lru_cache(maxsize=50_000)
+def _uuid_text(data: bytes) -> str:
+    h = data.hex()
+    return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
 
 
 def _micros(value: datetime) -> int:
@@ -125,8 +145,7 @@ class _UuidLoader(Loader):
     format = Format.BINARY
 
     def load(self, data: Buffer) -> str:
-        h = bytes(data).hex()
-        return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
+        return _uuid_text(bytes(data))
 
 
 class _TextUuidLoader(Loader):
