@@ -88,7 +88,7 @@ class Session:
         self.thinned = asyncio.Event()
         self._urgent: deque[bytes] = deque()
         self._later: deque[bytes] = deque()
-        self._bytes = 0
+        self._urgent_bytes = self._later_bytes = 0
         self._ping = 0
         self._pong = 0
 
@@ -100,10 +100,19 @@ class Session:
         return self._open
 
     def room(self) -> int:
-        """How many further tasks it can take. A stream whose pings are not answered gets none."""
-        if not self._open or self._leaving or self._ping - self._pong > 1:
-            return 0
-        return self._capacity - len(self._out) - self._reserved
+        """How many further tasks it can take."""
+        return 0 if self._unfit else self._capacity - len(self._out) - self._reserved
+
+    @property
+    def _unfit(self) -> bool:
+        """Takes no task now: it ends, its pings are not answered, or enough tasks wait to be written already."""
+        return (
+            not self._open
+            or self._leaving
+            or self.error is not None
+            or self._ping - self._pong > 1
+            or self._later_bytes > self._config.outbox_bytes // 2
+        )
 
     def reserve(self, tasks: int) -> None:
         """Keep room for a claim under way."""
@@ -116,7 +125,7 @@ class Session:
     def eager_depth(self, run_id: str, task_id: int) -> int | None:
         """How many tasks in a row the slot of this task got without a claim; None if its slot is not free after it."""
         out = self._out.get((run_id, task_id))
-        if out is None or self.room() < 0 or not self._open or self._leaving or self._ping - self._pong > 1:
+        if out is None or self._unfit or self.room() < 0:
             return None
         return out.depth
 
@@ -137,8 +146,8 @@ class Session:
         if not self._open:
             return tasks
         for frame_id, items in results.items():
-            self._push(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id, results=items)), urgent=True)
-        if self._leaving:
+            self._send_results(frame_id, items)
+        if self._leaving or self.error is not None:
             return tasks
         return self._send_tasks(tasks) if tasks else ()
 
@@ -154,8 +163,7 @@ class Session:
             self.end(error)
         else:
             answer = Answer(Outcome.REFUSED, error.reason, error.message)
-            results = [result_message(report.index, answer)]
-            self._push(pb.SessionResponse(ack=pb.Ack(frame_id=report.frame_id, results=results)), urgent=True)
+            self._send_results(report.frame_id, [result_message(report.index, answer)])
 
     def revoke(self, ref: Ref, reason: str) -> None:
         """A lease was ended by the sweeper."""
@@ -163,7 +171,7 @@ class Session:
             return
         del self._out[ref[0], ref[1]]
         task = pb.TaskRef(run_id=ref[0], task_id=ref[1], fencing_token=ref[2])
-        self._push(pb.SessionResponse(revoke=pb.Revoke(tasks=[task], reason=reason_number(reason))), urgent=True)
+        self._push(pb.SessionResponse(revoke=pb.Revoke(tasks=[task], reason=reason_number(reason))))
         self._desk.wake()
 
     # What the stream asks
@@ -174,11 +182,17 @@ class Session:
 
     def take(self) -> bytes | None:
         """The next frame to write: answers and revocations before tasks."""
-        queue = self._urgent or self._later
-        if not queue:
+        if self._urgent:
+            data = self._urgent.popleft()
+            self._urgent_bytes -= len(data)
+            return data
+        if not self._later:
             return None
-        data = queue.popleft()
-        self._bytes -= len(data)
+        data = self._later.popleft()
+        had_enough = self._later_bytes > self._config.outbox_bytes // 2
+        self._later_bytes -= len(data)
+        if had_enough:
+            self._desk.wake()
         return data
 
     @property
@@ -211,13 +225,13 @@ class Session:
 
     def welcome(self, message: pb.Welcome) -> None:
         """The first frame."""
-        self._push(pb.SessionResponse(welcome=message), urgent=True)
+        self._push(pb.SessionResponse(welcome=message))
 
     def drain(self, reason: str, grace: float) -> None:
         """Ask the worker to go elsewhere, and lease it nothing more."""
         if not self._drained and self._open:
             self._leaving = self._drained = True
-            self._push(pb.SessionResponse(drain=pb.Drain(reason=reason, grace=duration(grace))), urgent=True)
+            self._push(pb.SessionResponse(drain=pb.Drain(reason=reason, grace=duration(grace))))
 
     def tick(self) -> None:
         """Once a ping interval: ping, or give the worker up."""
@@ -225,7 +239,7 @@ class Session:
             self.end(SessionTimedOut(f"{_UNANSWERED_PINGS} pings were not answered"))
             return
         self._ping += 1
-        self._push(pb.SessionResponse(ping=pb.Ping(number=self._ping)), urgent=True)
+        self._push(pb.SessionResponse(ping=pb.Ping(number=self._ping)))
 
     def end(self, error: FencepostError) -> None:
         """The stream has to end, for the first such reason."""
@@ -238,7 +252,7 @@ class Session:
         self._open = False
         self._urgent.clear()
         self._later.clear()
-        self._bytes = 0
+        self._urgent_bytes = self._later_bytes = 0
 
     # Frames of the worker
 
@@ -308,7 +322,7 @@ class Session:
             reports.append(report)
         self._pending += len(reports)
         if refused or not items:
-            self._push(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id, results=refused)), urgent=True)
+            self._send_results(frame_id, refused)
         if reports:
             self._desk.report(reports)
 
@@ -347,7 +361,7 @@ class Session:
         if not heartbeat.more:
             self._take_back(heartbeat.last_tasks_number)
         if refused or not refs:
-            self._push(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id, results=refused)), urgent=True)
+            self._send_results(frame_id, refused)
         if refs:
             self._desk.renew(
                 Renewal(
@@ -378,7 +392,7 @@ class Session:
                         )
                     )
         if self._open and results:
-            self._push(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id, results=results)), urgent=True)
+            self._send_results(frame_id, results)
             self._desk.wake()
 
     def _take_back(self, last_tasks_number: int) -> None:
@@ -419,6 +433,7 @@ class Session:
         return unsent
 
     def _send_frame(self, tasks: Sequence[LeasedTask]) -> Sequence[LeasedTask]:
+        """Put tasks on the stream, in several frames if they are too large. Returns those too large for any frame."""
         number = self._tasks_number + 1
         message = pb.SessionResponse(
             tasks=pb.Tasks(
@@ -427,28 +442,48 @@ class Session:
                 tasks=[task_message(task) for task in tasks],
             )
         )
-        if message.ByteSize() > self._max_frame_bytes and len(tasks) > 1:
+        data = message.SerializeToString()
+        if len(data) > self._max_frame_bytes:
+            if len(tasks) == 1:
+                return tasks
             middle = len(tasks) // 2
             return [*self._send_frame(tasks[:middle]), *self._send_frame(tasks[middle:])]
         self._tasks_number = number
         for task in tasks:
             self._out[task.run_id, task.task_id] = _Out(task.token, task.eager_depth, number)
-        self._push(message, urgent=False)
+        # Bounded by room: that more bytes wait than the outbox may hold is no sign of a slow reader.
+        if self._open:
+            self._later.append(data)
+            self._later_bytes += len(data)
+            self.on_output()
         return ()
 
+    def _send_results(self, frame_id: int, results: Sequence[pb.ItemResult]) -> None:
+        """Answer items of a frame, in several frames if the answers are too large for one."""
+        data = pb.SessionResponse(ack=pb.Ack(frame_id=frame_id, results=results)).SerializeToString()
+        if len(data) > self._max_frame_bytes and len(results) > 1:
+            middle = len(results) // 2
+            self._send_results(frame_id, results[:middle])
+            self._send_results(frame_id, results[middle:])
+        else:
+            self._queue(data)
+
     def _acknowledge(self, frame_id: int) -> None:
-        self._push(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id)), urgent=True)
+        self._push(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id)))
 
     def _refuse(self, frame_id: int, error: FencepostError) -> None:
         """A frame as a whole is refused; the stream goes on."""
-        self._push(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id, error=item_error(error))), urgent=True)
+        self._push(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id, error=item_error(error))))
 
-    def _push(self, message: pb.SessionResponse, *, urgent: bool) -> None:
+    def _push(self, message: pb.SessionResponse) -> None:
+        self._queue(message.SerializeToString())
+
+    def _queue(self, data: bytes) -> None:
+        """Let something be written before any task."""
         if not self._open:
             return
-        data = message.SerializeToString()
-        (self._urgent if urgent else self._later).append(data)
-        self._bytes += len(data)
-        if self._bytes > self._config.outbox_bytes:
+        self._urgent.append(data)
+        self._urgent_bytes += len(data)
+        if self._urgent_bytes > self._config.outbox_bytes:
             self.end(SessionTimedOut("the worker does not read what it is sent"))
         self.on_output()
