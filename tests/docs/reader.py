@@ -57,7 +57,7 @@ def shows(shown: str, printed: str) -> bool:
 
 
 class Reader:
-    """One reader of one page. ``places`` maps what pages say to what it is here."""
+    """One reader of one page. ``places`` maps what pages say to what it is here, ``variables`` are the terminal's."""
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class Reader:
         places: Mapping[str, str],
         adopt: Callable[[Process], None],
         *,
+        variables: Mapping[str, str] | None = None,
         programs: Sequence[str] = (),
     ) -> None:
         self._folder = folder
@@ -81,7 +82,7 @@ class Reader:
             "READER_STATE": str(self._state),
             "NO_COLOR": "1",
             "COLUMNS": "120",
-            **{name: value for name, value in places.items() if name.isidentifier()},
+            **(variables or {}),
         }
 
     def follow(self, page: str) -> list[Block]:
@@ -120,8 +121,7 @@ class Reader:
 
     def _here(self, text: str) -> str:
         for said, meant in self._places.items():
-            if not said.isidentifier():
-                text = text.replace(said, meant)
+            text = text.replace(said, meant)
         return text
 
     def _run(self, block: Block) -> None:

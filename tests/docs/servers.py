@@ -1,4 +1,4 @@
-"""The servers that pages talk to: what a page says in a `server` block, or one of the tests' own."""
+"""The servers that pages talk to: what a page says in a `server` block, or one of the harness's."""
 
 from __future__ import annotations
 
@@ -7,14 +7,32 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fixtures.processes import Process
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server is: host:port of gRPC and of HTTP, and the connection string of its database."""
+
+    grpc: str
+    http: str
+    dsn: str
+
+    def said(self) -> dict[str, str]:
+        """What pages say of a server, and what it is here."""
+        return {"127.0.0.1:7654": self.grpc, "127.0.0.1:7655": self.http}
+
+    def variables(self) -> dict[str, str]:
+        """What a reader has set in the terminal."""
+        return {"FENCEPOST_ADDRESS": self.grpc, "FENCEPOST_DSN": self.dsn}
+
+
 @contextmanager
-def development_server(adopt: Callable[[Process], None]) -> Iterator[dict[str, str]]:
-    """`fencepost dev`, on free ports and with a database of its own. Gives what it has in place of what pages say."""
+def development_server(adopt: Callable[[Process], None]) -> Iterator[Place]:
+    """`fencepost dev`, on free ports and with a database of its own."""
     # Not below pytest's own folder, which is private: PostgreSQL runs as another user when this is root.
     folder = Path(tempfile.mkdtemp(prefix="fencepost-docs-"))
     folder.chmod(0o711)
@@ -25,13 +43,8 @@ def development_server(adopt: Callable[[Process], None]) -> Iterator[dict[str, s
     process.start()
     try:
         serving, database = process.wait_event("serving"), process.wait_event("database")
-        address = f"127.0.0.1:{serving['grpc_port']}"
-        yield {
-            "127.0.0.1:7654": address,
-            "127.0.0.1:7655": f"127.0.0.1:{serving['http_port']}",
-            "FENCEPOST_ADDRESS": address,
-            "FENCEPOST_DSN": database["dsn"],
-        }
+        ports = (serving["grpc_port"], serving["http_port"])
+        yield Place(f"127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}", database["dsn"])
         assert process.terminate() == 0, process.logs
     finally:
         if process.running:

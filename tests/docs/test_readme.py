@@ -12,7 +12,8 @@ import pytest
 
 from tests.docs.pages import ROOT, Block, blocks, fault, pages
 from tests.docs.reader import Reader, alike, shows
-from tests.docs.servers import development_server
+from tests.docs.servers import Place, development_server
+from tests.fixtures.databases import Cluster
 from tests.fixtures.processes import Process
 from tests.fixtures.servers import StartServerProcess
 
@@ -43,20 +44,24 @@ def server_for(
     dsn: Callable[[], str],
     server_process: StartServerProcess,
     adopt: Callable[[Process], None],
-) -> Iterator[dict[str, str]]:
-    """The server that a page asks for, or one of the harness's; gives what it has in place of what pages say."""
+) -> Iterator[Place]:
+    """The server that a page asks for, or one of the harness's."""
     if any(block.kind == "server" for block in blocks(page)):
-        with development_server(adopt) as places:
-            yield places
+        with development_server(adopt) as place:
+            yield place
         return
     database = dsn()
     server = server_process(database, listen_dsn=database)
-    yield {
-        "127.0.0.1:7654": server.grpc_address,
-        "127.0.0.1:7655": server.http_address,
-        "FENCEPOST_ADDRESS": server.grpc_address,
-        "FENCEPOST_DSN": database,
-    }
+    yield Place(server.grpc_address, server.http_address, database)
+
+
+@pytest.fixture
+def restored(cluster: Cluster, pytestconfig: pytest.Config) -> Iterator[dict[str, str]]:
+    """What pages say of the database that they make from a backup; it is dropped in the end."""
+    worker = getattr(pytestconfig, "workerinput", {"workerid": "main"})["workerid"]
+    name = f"{cluster.prefix}docs_{worker}"
+    yield {"postgresql://localhost/fencepost_restored": cluster.dsn(name), "fencepost_restored": name}
+    cluster.drop(name)
 
 
 @pytest.mark.parametrize("page", followed())
@@ -64,12 +69,15 @@ def test_a_page_does_what_it_shows(
     page: str,
     new_database: Callable[..., str],
     server_process: StartServerProcess,
+    restored: dict[str, str],
     adopt: Callable[[Process], None],
     tmp_path: Path,
 ) -> None:
     # A database of its own, not the worker's: a page may dump, restore and migrate it.
-    with server_for(page, lambda: new_database(migrated=True), server_process, adopt) as places:
-        Reader(tmp_path / "reader", places, adopt, programs=[postgres_programs()]).follow(page)
+    with server_for(page, lambda: new_database(migrated=True), server_process, adopt) as place:
+        said = {**place.said(), **restored}
+        variables, programs = place.variables(), [postgres_programs()]
+        Reader(tmp_path / "reader", said, adopt, variables=variables, programs=programs).follow(page)
 
 
 def test_every_block_of_code_is_run_or_says_which_test_covers_it() -> None:

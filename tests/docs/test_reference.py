@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
-from fencepost_server.config import ENV_PREFIX, Config
+import psycopg
+import pytest
+
+from fencepost_server.config import ENV_PREFIX
 from fencepost_server.domain import errors
+from fencepost_server.telemetry import EngineCollector
 from fencepost_server.wire.status import code_of
+from scripts.docs import PAGE, with_table
 from tests.docs.pages import ROOT
+from tests.fixtures.servers import InProcessServer
 
 
 def rows(page: str, first: str) -> list[list[str]]:
@@ -43,33 +48,65 @@ def test_every_error_says_what_it_means_and_what_to_do() -> None:
     assert incomplete == []
 
 
-def shown(value: object) -> str:
-    """A default as people write it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return str(value)
-
-
-def setting_row(setting: dataclasses.Field[object]) -> str:
-    """The row of a setting in the table of docs/operations.md."""
-    low, high = setting.metadata["low"], setting.metadata["high"]
-    limits = "" if low is None else f"{low:,g} … {high:,g}"
-    default = shown(setting.default)
-    return f"| `{setting.name}` | {f'`{default}`' if default else ''} | {limits} | {setting.metadata['doc']} |"
-
-
 def test_the_table_of_settings_is_that_of_the_server() -> None:
-    listed = re.findall(r"^\| `[a-z_]+` \|.*\|$", section("docs/operations.md", "Settings"), flags=re.MULTILINE)
-    expected = [setting_row(setting) for setting in dataclasses.fields(Config)]
-    assert listed == expected, "make the table anew:\n" + "\n".join(expected)
-    assert ENV_PREFIX == "FENCEPOST_", "the page says so"
+    page = PAGE.read_text("utf-8")
+    assert page == with_table(page), "write it anew: .venv/bin/python scripts/docs.py"
+    assert f"`{ENV_PREFIX}" in page, "the page says how a setting is given"
 
 
-def section(page: str, heading: str) -> str:
-    """The text of a page under a heading of the second level."""
-    text = (ROOT / page).read_text("utf-8")
-    match = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL)
-    assert match is not None, f"{page} has no section {heading}"
-    return match[1]
+async def test_every_metric_is_listed_with_what_it_says(server: InProcessServer) -> None:
+    found = {metric.name: metric.documentation for metric in EngineCollector(server.app.engine).collect()}
+    assert {row[0]: row[-1] for row in rows("docs/operations.md", "fencepost_[a-z_]+")} == found
+
+
+def words(page: str, column: int) -> set[str]:
+    """The words in code of a column of the glossary, 0 being the first."""
+    found: set[str] = set()
+    for line in (ROOT / page).read_text("utf-8").splitlines():
+        cells = re.split(r"(?<!\\)\|", line)[1:-1]
+        if len(cells) > column:
+            found.update(re.findall(r"`([^`]+)`", cells[column]))
+    return found
+
+
+def sources(folder: str, pattern: str) -> str:
+    """All text of the files of a folder that match."""
+    return "\n".join(path.read_text("utf-8") for path in sorted((ROOT / folder).rglob(pattern)))
+
+
+@pytest.mark.parametrize(
+    ("column", "folder", "pattern"),
+    [
+        (1, "proto", "*.proto"),
+        (2, "worker_sdk/python/fencepost", "*.py"),
+        (3, "server/fencepost_server/store/migrations", "*.sql"),
+    ],
+)
+def test_every_name_in_the_glossary_exists_where_it_says(column: int, folder: str, pattern: str) -> None:
+    known = set(re.findall(r"\w+", sources(folder, pattern)))
+    names = words("docs/glossary.md", column)
+    assert len(names) > 10
+    assert [name for name in sorted(names) if not set(re.findall(r"\w+", name)) <= known] == []
+
+
+def test_every_file_named_on_the_page_on_architecture_exists() -> None:
+    page = (ROOT / "docs/architecture.md").read_text("utf-8")
+    places = [ROOT, ROOT / "server/fencepost_server", ROOT / "worker_sdk/python/fencepost"]
+    named = set(re.findall(r"`([\w./]+(?:\.py|\.sql|\.toml|/))`", page))
+    assert len(named) > 30
+    assert [name for name in sorted(named) if not any((place / name).exists() for place in places)] == []
+
+
+async def test_every_loop_and_every_table_is_on_the_page_on_architecture(server: InProcessServer, dsn: str) -> None:
+    loops = {loop.name for loop in server.app.engine.loops}
+    listed = {row[0] for row in rows("docs/architecture.md", "[a-z_]+")}
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        found = await (
+            await connection.execute("select tablename from pg_tables where schemaname = 'public'")
+        ).fetchall()
+    assert listed == loops | {name for (name,) in found}
+
+
+def test_every_invariant_is_on_the_page_on_architecture() -> None:
+    page = (ROOT / "docs/architecture.md").read_text("utf-8")
+    assert re.findall(r"^\| I(\d+) \|", page, flags=re.MULTILINE) == [str(number) for number in range(1, 15)]
