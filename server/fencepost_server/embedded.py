@@ -34,10 +34,13 @@ from dataclasses import dataclass
 from hashlib import sha256
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 from fencepost_server.leash import leashed
+
+if TYPE_CHECKING:
+    import psutil
 
 INSTALL = "pip install 'fencepost-server[dev]'"
 
@@ -179,6 +182,9 @@ class EmbeddedPostgres:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout)
         self._process = None
+        if self._socket_folder() != self.data:
+            with contextlib.suppress(OSError):
+                self._socket_folder().rmdir()
 
     # The folder and its user
 
@@ -250,8 +256,10 @@ class EmbeddedPostgres:
         return copy / package.name / inside
 
     def _socket_folder(self) -> Path:
-        """The data folder, or one with a short name and the same protection if its path is too long for a socket."""
-        if len(os.fsencode(self.data)) + len(f"/.s.PGSQL.{_PORT}.lock") <= _MAX_SOCKET_PATH:
+        """The data folder, or a substitute with the same protection if its path is too long for a socket, or has a
+        comma, by which clients tell several hosts apart."""
+        length = len(os.fsencode(self.data)) + len(f"/.s.PGSQL.{_PORT}.lock")
+        if length <= _MAX_SOCKET_PATH and "," not in str(self.data):
             return self.data
         name = sha256(os.fsencode(self.data)).hexdigest()[:12]
         return Path(tempfile.gettempdir()).resolve() / f"fencepost-{name}"
@@ -276,18 +284,20 @@ class EmbeddedPostgres:
         import psutil  # the wheel needs it, so it is there
 
         pid_file = self.data / "postmaster.pid"
+        command: list[str] = []
+        process = psutil.Process()
         try:
             process = psutil.Process(abs(int(pid_file.read_text().split("\n", 1)[0])))
-            ours = process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()) == self.data
-            command = process.cmdline() if ours else []
-        except FileNotFoundError:
-            return
-        except (psutil.Error, ValueError):
-            return  # no such process, or the file is half written: PostgreSQL knows what to do
-        if not ours:
-            # The pid was given to another process since (which is common where pids begin anew, as in a container), or
-            # nobody has collected it. PostgreSQL would take it for a server of its own. Should something of the former
-            # one be alive all the same, then its shared memory is found in use.
+            if not _has_ended(process) and Path(process.cwd()) == self.data:
+                command = process.cmdline()
+        except psutil.AccessDenied:
+            return  # another user's process, which PostgreSQL does not take for a server of its own
+        except (FileNotFoundError, ValueError, psutil.NoSuchProcess):
+            pass
+        if not command:
+            # The pid in the files may be another process's by now (which is common where pids begin anew, as in a
+            # container), or one that nobody collects; PostgreSQL would take either for a server. Should something of
+            # the former one be alive all the same, then its shared memory is found in use.
             pid_file.unlink(missing_ok=True)
             (self._socket_folder() / f".s.PGSQL.{_PORT}.lock").unlink(missing_ok=True)
             return
@@ -295,11 +305,13 @@ class EmbeddedPostgres:
             raise EmbeddedFailed(f"a PostgreSQL server (pid {process.pid}) runs on {self.data}: stop it first")
         self._tell("stopping the PostgreSQL server that was left by an earlier `fencepost dev`")
         for number, timeout in ((signal.SIGINT, _STOP_TIMEOUT), (signal.SIGQUIT, 10.0)):
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
-                process.wait(timeout)
-            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-                return
+            give_up = time.monotonic() + timeout
+            while time.monotonic() < give_up:
+                if _has_ended(process):
+                    return
+                time.sleep(_PAUSE)
         raise EmbeddedFailed(f"the PostgreSQL server on {self.data} (pid {process.pid}) does not stop")
 
     def _initialise(self) -> None:
@@ -405,6 +417,16 @@ def _holder(folder: Path) -> str:
         address = f", which serves on {facts['address']}" if "address" in facts else ""
         return f" (pid {facts['pid']}){address}"
     return ""
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    """Whether it is gone, or only waits for its parent to collect it, which in a container may be never."""
+    import psutil
+
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _name_of(uid: int) -> str:

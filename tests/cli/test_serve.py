@@ -1,33 +1,173 @@
-"""`fencepost serve` and `fencepost migrate`, as processes."""
+"""`fencepost serve`, `migrate` and `restore-epoch`, as processes."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import dataclasses
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
-from tests.fixtures.servers import StartServerProcess
+import psycopg
+import pytest
+
+from fencepost_server.config import Config
+from tests.cli.program import Program, run
+from tests.fixtures.api import Api
+from tests.fixtures.manifests import manifest
+from tests.fixtures.processes import Process
+from tests.fixtures.raw_worker import RawWorker
+from tests.fixtures.servers import InProcessServer
+
+FREE_PORTS = ("--grpc-port", "0", "--http-port", "0")
 
 
-def run(*arguments: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fencepost_server.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+@contextmanager
+def taken_port() -> Iterator[str]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield str(listener.getsockname()[1])
+
+
+def execute(dsn: str, statement: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(statement.encode())
+
+
+def test_every_setting_is_a_flag_of_serve_with_its_documentation() -> None:
+    words = " ".join(run("serve", "--help", COLUMNS="200").out.split())
+    for field in dataclasses.fields(Config):
+        assert f"--{field.name.replace('_', '-')} " in words
+        assert " ".join(field.metadata["doc"].split()) in words
+
+
+def test_flags_go_before_variables_and_variables_before_defaults(
+    python_process: Callable[..., Process], dsn: str
+) -> None:
+    process = python_process(
+        *("-m", "fencepost_server.cli", "serve", "--dsn", dsn, *FREE_PORTS, "--log-format", "json"),
+        FENCEPOST_GRPC_PORT="1",
+        FENCEPOST_LOG_FORMAT="text",
+        FENCEPOST_LOG_LEVEL="debug",
+    )
+    ready = process.wait_event("serving")
+    assert ready["grpc_port"] > 1
+    assert process.terminate() == 0
+
+
+def test_serve_can_bring_the_schema_up_to_date_first(python_process: Callable[..., Process], fresh_dsn: str) -> None:
+    process = python_process(
+        *("-m", "fencepost_server.cli", "serve", "--migrate", "--dsn", fresh_dsn, *FREE_PORTS, "--log-format", "json")
+    )
+    process.wait_event("serving")
+    assert "applied 0001" in process.logs
+    assert process.terminate() == 0
 
 
 def test_migrate_tells_what_it_applied_and_then_that_all_is_up_to_date(fresh_dsn: str) -> None:
     first = run("migrate", "--dsn", fresh_dsn)
-    assert (first.returncode, first.stderr) == (0, "")
-    assert first.stdout.startswith("applied 0001")
-    second = run("migrate", "--dsn", fresh_dsn)
-    assert (second.returncode, second.stdout, second.stderr) == (0, "up to date\n", "")
+    assert (first.code, first.err) == (0, "")
+    assert first.out.startswith("applied 0001")
+    second = run("migrate", FENCEPOST_DSN=fresh_dsn)
+    assert (second.code, second.out, second.err) == (0, "up to date\n", "")
 
 
-def test_serve_serves_until_it_is_told_to_stop(server_process: StartServerProcess, dsn: str) -> None:
-    process = server_process(dsn)
-    assert process.terminate() == 0
+def test_an_old_schema_says_what_to_run(fresh_dsn: str) -> None:
+    error = run("serve", "--dsn", fresh_dsn, *FREE_PORTS).error
+    assert error.startswith("fencepost: SCHEMA_VERSION_MISMATCH: ")
+    assert "run `fencepost migrate`" in error
+    assert error.count("\n") == 1
 
 
-def test_an_empty_database_is_told_from_a_schema_that_is_too_old(fresh_dsn: str) -> None:
-    result = run("serve", "--dsn", fresh_dsn, "--grpc-port", "0", "--http-port", "0")
-    assert result.returncode == 1
-    assert "run `fencepost migrate`" in result.stderr
-    assert "Traceback" not in result.stderr
+def test_a_newer_schema_says_so(new_database: Callable[..., str]) -> None:
+    dsn = new_database(migrated=True)
+    execute(dsn, "insert into schema_migration (version, name, checksum) values (9999, '9999_later.sql', '')")
+    for command in (("serve", *FREE_PORTS), ("migrate",), ("restore-epoch", "--yes")):
+        result = run(*command, "--dsn", dsn)
+        assert result.code == 1
+        assert result.error.startswith("fencepost: SCHEMA_VERSION_MISMATCH: ")
+        assert "newer than this release" in result.error
+
+
+@pytest.mark.parametrize("option", ["--grpc-port", "--http-port"])
+def test_a_port_in_use_is_one_line(dsn: str, option: str) -> None:
+    with taken_port() as port:
+        result = run("serve", "--dsn", dsn, *FREE_PORTS, option, port, "--log-level", "warning")
+    assert result.code == 1
+    line = [line for line in result.error.splitlines() if line.startswith("fencepost: ")]
+    assert line == [f"fencepost: can't listen on 127.0.0.1:{port}: is the port in use?"]
+
+
+@pytest.mark.parametrize("command", [("serve",), ("migrate",), ("restore-epoch", "--yes")])
+def test_a_database_that_is_away_is_one_line(command: tuple[str, ...]) -> None:
+    away = run(*command, "--dsn", "postgresql://postgres@127.0.0.1:1/postgres")
+    assert away.code == 1
+    assert "the database can't be reached: " in away.error
+    assert away.error.count("\n") == 1
+
+
+def test_a_connection_string_that_is_none_is_one_line_and_its_lack_is_wrong_usage() -> None:
+    for command in ("serve", "migrate"):
+        broken = run(command, "--dsn", "no connection string")
+        assert broken.code == 1
+        assert broken.error.startswith("fencepost: the connection string can't be used: ")
+        assert broken.error.count("\n") == 1
+        assert run(command).code == 2
+
+
+def test_all_faults_of_settings_are_told_at_once() -> None:
+    result = run("serve", "--grpc-port", "x", "--lanes", "0", FENCEPOST_HTTP_PORT="70000", FENCEPOST_NONE="1")
+    assert result.code == 2
+    lines = result.error.splitlines()
+    assert lines[0] == "fencepost: wrong settings:"
+    for words in ("--grpc-port: 'x'", "--lanes: 0", "http_port: 70000", "FENCEPOST_NONE: "):
+        assert any(words in line for line in lines[1:]), words
+
+
+def test_debug_shows_the_traceback_wherever_it_stands(fresh_dsn: str) -> None:
+    for arguments in (("--debug", "serve"), ("serve", "--debug")):
+        result = run(*arguments, "--dsn", fresh_dsn, *FREE_PORTS)
+        assert result.code == 1
+        assert "Traceback" in result.err
+        assert "SCHEMA_VERSION_MISMATCH" in result.err.splitlines()[-1]
+
+
+async def test_restore_epoch_makes_later_tokens_larger_than_all_before_I3(
+    server: InProcessServer, fencepost: Program, dsn: str, api: Api, connect_worker: Callable[..., Awaitable[RawWorker]]
+) -> None:
+    await api.register(manifest(1))
+    worker = await connect_worker(server.grpc_address)
+    await api.start()
+    before = (await worker.task()).task.fencing_token
+    refused = await fencepost("restore-epoch", "--dsn", dsn)
+    assert refused.code == 2
+    assert "restored" in refused.error
+    raised = await fencepost("restore-epoch", "--dsn", dsn, "--yes")
+    assert raised.code == 0
+    epoch = int(raised.out.split()[3])
+    await api.start()
+    after = (await worker.task()).task.fencing_token
+    assert before < epoch << 40 < after
+
+
+def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
+    took = []
+    for _ in range(3):
+        began = time.monotonic()
+        assert run("--help").code == 0
+        took.append(time.monotonic() - began)
+    assert min(took) < 0.5
+
+
+def test_the_version_is_told_and_nothing_at_all_prints_help() -> None:
+    assert run("--version").out.startswith("fencepost 0.")
+    alone = run()
+    assert "restore-epoch" in alone.out + alone.err
+    assert run("no-such-command").code == 2
+
+
+def test_the_module_is_the_same_program(python_process: Callable[..., Process]) -> None:
+    process = python_process("-m", "fencepost_server.cli", "--version")
+    assert process.wait() == 0
+    assert process.logs == run("--version").out
