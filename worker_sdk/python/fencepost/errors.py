@@ -17,7 +17,7 @@ What the client and the worker raise (`FencepostError`), by the ErrorReason that
     │   ├── RequestKeyConflict        REQUEST_KEY_CONFLICT: has `existing_run_id`
     │   ├── RequestIdConflict         REQUEST_ID_CONFLICT
     │   └── DefinitionDrift           DEFINITION_DRIFT
-    ├── InvalidState                  INVALID_STATE: the state forbids it
+    ├── InvalidState                  the state of what it is about forbids it
     ├── LeaseLost                     LEASE_LOST
     ├── AccessDenied                  who you are is not known, or not enough
     ├── SessionRefused                a worker and the server do not speak the same protocol: HELLO_REQUIRED,
@@ -186,9 +186,9 @@ class DefinitionDrift(Conflict):
 
 
 class InvalidState(FencepostError):
-    """The state of the run forbids it."""
+    """The state of what it is about forbids it."""
 
-    default_reason = "INVALID_STATE"
+    default_reason = "FAILED_PRECONDITION"
 
 
 class LeaseLost(FencepostError):
@@ -349,7 +349,6 @@ BY_REASON: Mapping[str, type[FencepostError]] = {
         RequestKeyConflict,
         RequestIdConflict,
         DefinitionDrift,
-        InvalidState,
         LeaseLost,
         Overloaded,
         DatabaseUnavailable,

@@ -73,6 +73,7 @@ class Lease:
         "failure_before",
         "idempotency_key",
         "input",
+        "key",
         "lease_seconds",
         "max_payload_bytes",
         "node_id",
@@ -113,6 +114,7 @@ class Lease:
     ) -> None:
         self.owner = owner
         self.step = step
+        self.key = (run_id, task_id)
         self.run_id = run_id
         self.task_id = task_id
         self.token = token
@@ -139,11 +141,6 @@ class Lease:
         self.cancel_reason: CancelReason | None = None
         # Of the executor.
         self.runner: asyncio.Task[None] | None = None
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """The task: unique among all that a worker can hold."""
-        return self.run_id, self.task_id
 
     def __repr__(self) -> str:
         return f"<Lease {self.run_id}/{self.task_id} token={self.token} {self.step.name} attempt={self.attempt}>"

@@ -299,8 +299,11 @@ class Step(Generic[P, R]):
             for place, annotation in (("input", self._input_annotation), ("return", self._output_annotation))
             if annotation is not inspect.Parameter.empty
         }
+
         # Only these two: an annotation of the context may name what is imported for type checkers alone.
-        carrier = types.SimpleNamespace(__annotations__=hints)
+        def carrier() -> None: ...
+
+        carrier.__annotations__ = hints
         known = get_type_hints(carrier, globalns=names, localns=dict(local_names or {}), include_extras=True)
         try:
             self._codec = codec_for(known.get("input", Any))

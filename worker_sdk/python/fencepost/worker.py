@@ -205,7 +205,7 @@ class Worker:
             namespace=self._namespace,
             worker_name=self._name,
             process_nonce=uuid.uuid4().hex,
-            sdk_version=importlib.metadata.version("fencepost"),
+            sdk_version=_version(),
             steps=self._steps,
             labels=self._labels,
             max_frame_bytes=self._max_frame_bytes,
@@ -271,6 +271,14 @@ class Worker:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("fencepost")
+    except importlib.metadata.PackageNotFoundError:
+        # A copy of the source that was never installed.
+        return "unknown"
 
 
 def _by_name(steps: Sequence[Step[..., Any]]) -> Mapping[str, Step[..., Any]]:
