@@ -1,0 +1,122 @@
+"""What fault tests are played with: a database, servers in the test's loop, callers, raw workers and proxies, all of
+them gone with the test; short times; and questions to the database itself, past every server and proxy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, LiteralString
+
+import psycopg
+from prometheus_client.parser import text_string_to_metric_families
+from psycopg.rows import dict_row
+
+from fencepost.v1 import run_pb2
+from tests.fixtures.api import Api
+from tests.fixtures.proxy import Proxy
+from tests.fixtures.raw_worker import RawWorker
+from tests.fixtures.servers import InProcessServer, Setting, StartInProcessServer
+from tests.fixtures.waiting import TIMEOUT, eventually
+
+QUICK: dict[str, Setting] = {
+    "heartbeat_interval": 0.5,
+    "ping_interval": 0.5,
+    "disconnect_grace": 1.0,
+    "poll_interval": 0.1,
+}
+"""Settings of a server with which faults are noticed and mended soon."""
+
+STAYING: dict[str, Setting] = {**QUICK, "disconnect_grace": 60.0, "ping_interval": 5.0}
+"""The same, but nothing happens within a test only because time passes: what comes back does so for another reason."""
+
+ONE_ATTEMPT = {"max_attempts": 1}
+SOON = {"max_attempts": 3, "initial_delay": "10ms", "jitter": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """The fixture `scene`. ``dsn`` is a clean database; servers get it unless their settings have another ``dsn``."""
+
+    dsn: str
+    api: Callable[[str], Api]
+    """Connects a caller: ``api(address)``."""
+    raw: Callable[..., Awaitable[RawWorker]]
+    """Connects a worker driven by hand: ``await raw(address, handlers=["s1"])``."""
+    proxy: Callable[[str], Proxy]
+    """Puts a proxy before an address."""
+    _start: StartInProcessServer
+
+    async def serve(self, **settings: Setting) -> InProcessServer:
+        """Start a server in the test's event loop."""
+        return await self._start(**{"dsn": self.dsn, **settings})
+
+
+@dataclass(frozen=True, slots=True)
+class TaskState:
+    """A row of the table task, as far as tests look at it. ``session`` has the lease; "": nobody."""
+
+    run_id: str
+    task_id: int
+    token: int
+    attempt: int
+    session: str
+
+
+async def fetch(dsn: str, statement: LiteralString, **params: Any) -> list[dict[str, Any]]:
+    """Ask a database."""
+    async with await psycopg.AsyncConnection.connect(
+        dsn, autocommit=True, connect_timeout=5, row_factory=dict_row
+    ) as connection:
+        cursor = await connection.execute(statement, params)
+        return await cursor.fetchall() if cursor.description else []
+
+
+async def count(dsn: str, rows: LiteralString) -> int:
+    """How many rows there are: ``await count(dsn, "task where attempt > 1")``."""
+    found: int = (await fetch(dsn, "select count(*) as n from " + rows))[0]["n"]
+    return found
+
+
+async def until_count(dsn: str, rows: LiteralString, n: int, timeout: float = TIMEOUT) -> None:
+    """Wait until there are so many rows."""
+    await eventually(lambda: _is_count(dsn, rows, n), timeout, interval=0.02, what=f"there are {n} {rows}")
+
+
+async def _is_count(dsn: str, rows: LiteralString, n: int) -> bool:
+    found = await count(dsn, rows)
+    assert found == n, found
+    return True
+
+
+async def task_states(dsn: str) -> list[TaskState]:
+    """All open tasks, in order."""
+    statement: LiteralString = """
+        select run_id::text, task_id, token, attempt, coalesce(lease_session::text, '') as session
+        from task order by run_id, task_id
+    """
+    return [TaskState(**row) for row in await fetch(dsn, statement)]
+
+
+async def leased_to(dsn: str, session_id: str) -> list[TaskState]:
+    """What one session has on lease, as the database sees it."""
+    return [state for state in await task_states(dsn) if state.session == session_id]
+
+
+def attempts(events: Iterable[run_pb2.Event]) -> list[int]:
+    """The attempts that completed the steps of a history, in order."""
+    return [event.step_completed.attempt for event in events if event.WhichOneof("kind") == "step_completed"]
+
+
+async def metrics(http_address: str) -> dict[str, float]:
+    """The metrics of a server that have no labels, by name."""
+
+    def read() -> str:
+        with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=5) as response:
+            text: str = response.read().decode()
+            return text
+
+    families = text_string_to_metric_families(await asyncio.to_thread(read))
+    return {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
