@@ -18,7 +18,9 @@ from collections.abc import Sequence
 _PR_SET_PDEATHSIG = 1
 
 
-def leashed(argv: Sequence[str], *, at_death: signal.Signals, user: tuple[int, int] | None = None) -> list[str]:
+def leashed(
+    argv: Sequence[str], *, at_death: signal.Signals = signal.SIGKILL, user: tuple[int, int] | None = None
+) -> list[str]:
     """The command that runs ``argv`` (an absolute path first) until the calling process dies.
 
     It gets the signal ``at_death`` then. ``user``: the (uid, gid) to run it as; None for the caller's own.

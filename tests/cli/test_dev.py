@@ -22,8 +22,8 @@ import pytest
 
 from fencepost_server import embedded
 from fencepost_server.embedded import EmbeddedFailed, EmbeddedPostgres
+from fencepost_server.leash import leashed
 from tests.cli.program import PROGRAM, run
-from tests.fixtures.leash import leashed
 from tests.fixtures.manifests import manifest
 from tests.fixtures.processes import Process
 from tests.fixtures.waiting import wait_until

@@ -95,8 +95,7 @@ def test_a_port_in_use_is_one_line(dsn: str, option: str) -> None:
     with taken_port() as port:
         result = run("serve", "--dsn", dsn, *FREE_PORTS, option, port, "--log-level", "warning")
     assert result.code == 1
-    line = [line for line in result.error.splitlines() if line.startswith("fencepost: ")]
-    assert line == [f"fencepost: can't listen on 127.0.0.1:{port}: is the port in use?"]
+    assert result.error == f"fencepost: can't listen on 127.0.0.1:{port}: is the port in use?\n"
 
 
 @pytest.mark.parametrize("command", [("serve",), ("migrate",), ("restore-epoch", "--yes")])

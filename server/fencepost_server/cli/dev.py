@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fencepost_server.cli.loop import run_loop
+from fencepost_server.cli.loop import quiet_grpc, run_loop
 from fencepost_server.cli.settings import config_of, with_settings
 from fencepost_server.config import Config
 
@@ -54,6 +54,7 @@ def _dev(
 
     database = EmbeddedPostgres(data_dir or default_folder(), log.info)
     config = config_of({**settings, "dsn": database.dsn, "listen_dsn": database.dsn})
+    quiet_grpc()
     from fencepost_server import app
 
     app.set_up_logging(config)

@@ -131,7 +131,11 @@ def list_(
             (r.run_id, r.workflow_id, r.state.value, local(r.create_time), _duration(r), r.request_key, r.user_id)
             for r in found
         ]
-    show_table(("RUN", "WORKFLOW", "STATE", "STARTED", "DURATION", "REQUEST KEY", "USER"), rows, whole=("RUN", "STATE"))
+    show_table(
+        ("RUN", "WORKFLOW", "STATE", "STARTED", "DURATION", "REQUEST KEY", "USER"),
+        rows,
+        whole=("RUN", "STATE", "DURATION"),
+    )
 
 
 def history(caller: Caller, run: RunId) -> None:

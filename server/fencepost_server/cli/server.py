@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fencepost_server.cli.faults import WrongUsage
-from fencepost_server.cli.loop import run_loop
+from fencepost_server.cli.loop import quiet_grpc, run_loop
 from fencepost_server.cli.settings import config_of, with_settings
 from fencepost_server.config import Config
 
@@ -26,6 +26,7 @@ def _serve(
     config = config_of(settings)
     if not config.dsn:
         raise WrongUsage(NO_DSN)
+    quiet_grpc()
     from fencepost_server import app
 
     app.set_up_logging(config)

@@ -137,7 +137,7 @@ def show(caller: Caller, waited: Sequence[Waited]) -> None:
             continue
         ended = local(run.end_time) or "not yet"
         rows.append((run.run_id, run.workflow_id, run.state.value, ended, shortened(failure_text(run.failure), 100)))
-    show_table(("RUN", "WORKFLOW", "STATE", "ENDED", "FAILURE"), rows, whole=("RUN", "STATE"))
+    show_table(("RUN", "WORKFLOW", "STATE", "ENDED", "FAILURE"), rows, whole=("RUN", "STATE", "ENDED"))
 
 
 def document(outcome: Waited) -> dict[str, Any]:
