@@ -15,11 +15,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from psycopg.rows import dict_row
 
 from fencepost.v1 import run_pb2
+from fencepost_server.domain.model import EventType
 from tests.fixtures.api import Api
 from tests.fixtures.proxy import Proxy
 from tests.fixtures.raw_worker import RawWorker
 from tests.fixtures.servers import InProcessServer, Setting, StartInProcessServer
 from tests.fixtures.waiting import TIMEOUT, eventually
+
+COMPLETED: LiteralString = f"event where type = {EventType.STEP_COMPLETED:d}"
+ENDED: LiteralString = "run where ended_at is not null"
 
 QUICK: dict[str, Setting] = {
     "heartbeat_interval": 0.5,
@@ -80,15 +84,15 @@ async def count(dsn: str, rows: LiteralString) -> int:
     return found
 
 
-async def until_count(dsn: str, rows: LiteralString, n: int, timeout: float = TIMEOUT) -> None:
-    """Wait until there are so many rows."""
-    await eventually(lambda: _is_count(dsn, rows, n), timeout, interval=0.02, what=f"there are {n} {rows}")
+async def until_count(dsn: str, rows: LiteralString, n: int, timeout: float = TIMEOUT, *, more: bool = False) -> None:
+    """Wait until there are so many rows; ``more``: or more."""
 
+    async def reached() -> bool:
+        found = await count(dsn, rows)
+        assert found == n or (more and found > n), found
+        return True
 
-async def _is_count(dsn: str, rows: LiteralString, n: int) -> bool:
-    found = await count(dsn, rows)
-    assert found == n, found
-    return True
+    await eventually(reached, timeout, interval=0.02, what=f"there are {n} {rows}")
 
 
 async def task_states(dsn: str) -> list[TaskState]:
