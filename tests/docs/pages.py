@@ -12,7 +12,7 @@ The words after a block's language say that (Markdown viewers show only the lang
     ```bash by=tests/x/test_y.py  needs what a test machine has not; that test knows what can be checked of it
 
 A block in `text` or `mermaid` without any such word is a picture. Any other block is a fault, so that no code is
-shown which nobody runs.
+shown which nobody runs; but for pages that have a test of their own (COVERED).
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 PICTURES = {"text", "mermaid"}
+COVERED = {"docs/cli.md": "tests/cli/test_docs.py"}
+"""Pages whose blocks a test of their own runs."""
 MARKERS: Mapping[str, frozenset[str]] = {
     "file": frozenset(),
     "run": frozenset({"exit"}),
@@ -80,6 +82,8 @@ def _block(page: str, markdown: str, match: re.Match[str]) -> Block:
     if not words and language in PICTURES:
         kind = "picture"
     value = options.pop(kind, "")
+    if page in COVERED and not words:
+        kind, value = "by", COVERED[page]
     return Block(page, line, language, kind, value, options, text)
 
 
@@ -97,7 +101,7 @@ def fault(block: Block) -> str | None:
     unknown = sorted(block.options.keys() - MARKERS[block.kind])
     if unknown:
         return f"{block}: {block.kind} does not know {', '.join(unknown)}"
-    if block.kind in {"run", "start", "server", "make", "by"} and block.language != "bash":
+    if block.kind in {"run", "start", "server", "make"} and block.language != "bash":
         return f"{block}: only bash is typed, not {block.language}"
     if block.kind in {"file", "by"} and not block.value:
         return f"{block}: {block.kind} needs a name"
