@@ -112,7 +112,7 @@ async def serve(config: Config) -> None:
 
 
 def _spare_the_collector() -> None:
-    """Almost nothing here is cyclic, and a batch allocates thousands of values: with the usual thresholds a tenth of the
+    """Almost nothing here is cyclic, and a batch makes thousands of values: with the usual thresholds a tenth of the
     server's time goes into looking at them. What is loaded stays, so it is never looked at again.
     """
     gc.collect()
