@@ -1,9 +1,9 @@
 """Follows a page as somebody would who has just found it: saves its files, types its commands, and compares what
 they print with what the page shows.
 
-Commands run in a folder of the reader's own, in which `.venv` is this checkout's. Addresses on the page are those of a
-server with default settings; they are replaced by those of the test's server. Variables and functions of one block are
-known in the next, as in a terminal.
+Commands run in a folder of the reader's own, in which `.venv` and `examples` are this checkout's. Addresses on the
+page are those of a server with default settings; they are replaced by those of the test's server. Variables and
+functions of one block are known in the next, as in a terminal.
 
 Printed text is compared line by line. Ids, hashes, times and durations differ each time: any other one will do. `…`
 stands for anything in its line, and alone in a line for any lines.
@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tests.docs.pages import Block, blocks
+from tests.docs.pages import ROOT, Block, blocks
 from tests.fixtures.processes import Process, environment
 
 COMMAND_TIMEOUT = 30.0
@@ -75,7 +75,8 @@ class Reader:
         self._printed = ""
         self._state = folder / ".state"
         folder.mkdir()
-        (folder / ".venv").symlink_to(sys.prefix, target_is_directory=True)
+        for name, target in ((".venv", Path(sys.prefix)), ("examples", ROOT / "examples")):
+            (folder / name).symlink_to(target, target_is_directory=True)
         path = [str(Path(sys.prefix) / "bin"), *programs, os.environ.get("PATH", "")]
         self._variables = {
             "PATH": os.pathsep.join(path),
