@@ -17,6 +17,7 @@ from tests.fixtures.processes import Process
 from tests.fixtures.proxy import Proxy
 from tests.fixtures.servers import InProcessServer, ServerProcess
 from tests.fixtures.waiting import eventually
+from tests.sdk.peeking import pongs, sessions
 from tests.sdk.running import Running, running
 
 QUICK = {"ping_interval": 0.2, "disconnect_grace": 2.0, "heartbeat_interval": 0.3}
@@ -112,16 +113,12 @@ async def test_tasks_that_were_lost_on_the_way_are_offered_again_and_cost_no_att
         proxy.blackhole("down")
         gate.open.set()
         client, started_run = await started(server.grpc_address, retry={"max_attempts": 1})
-        await eventually(lambda: any(not s.idle for s in _sessions(server)), what="the task is on its way")
+        await eventually(lambda: any(not session.idle for session in sessions(server)), what="the task is on its way")
         proxy.heal()
         proxy.cut()
         assert await started_run.result(timeout=10) == 1
     assert gate.begun == [1]
     await client.close()
-
-
-def _sessions(server: InProcessServer) -> list[Any]:
-    return [stream.session for stream in server.app.grpc.streams._streams.values()]
 
 
 async def test_a_stream_that_is_dead_one_way_is_rebuilt(
@@ -203,7 +200,7 @@ async def test_a_session_that_is_asked_to_go_is_replaced_before_it_ends(
         client, held_up = await started(server.grpc_address)
         await eventually(lambda: gate.begun)
         await eventually(lambda: run.worker.stats().reconnects >= 2, 10)
-        assert len(_sessions(server)) >= 2, "the old one is there while its step runs"
+        assert len(sessions(server)) >= 2, "the old one is there while its step runs"
         assert gate.begun == [1]
         gate.open.set()
         assert await held_up.result(timeout=10) == 1
@@ -247,8 +244,7 @@ async def test_an_idle_worker_is_idle(
 
     monkeypatch.setattr(Session, "tick", count)
     async with running(Worker(server.grpc_address, [gate.step])):
-        (session,) = _sessions(server)
-        await eventually(lambda: session._pong >= 5)
+        await eventually(lambda: pongs(server) >= 5)
     assert ticks < 30
 
 

@@ -14,6 +14,7 @@ from tests.fixtures.manifests import manifest
 from tests.fixtures.processes import Process
 from tests.fixtures.servers import InProcessServer
 from tests.fixtures.waiting import eventually
+from tests.sdk.peeking import leased, paused
 
 ProgramStarter = Callable[..., Process]
 RETRY = {"max_attempts": 2, "initial_delay": "10ms"}
@@ -38,7 +39,7 @@ async def test_a_step_under_way_is_finished_and_nothing_new_is_taken(
         run = await start(client)
         worker = await begun(python_process, server, "finish")
         worker.signal(number)
-        await eventually(lambda: "the worker stops" in worker.logs)
+        await eventually(lambda: paused(server))
         later = await client.start_run("wf")
         assert await asyncio.to_thread(worker.wait, 15) == 0
         assert await run.result(timeout=5) == 1
@@ -92,7 +93,7 @@ async def test_steps_that_were_not_begun_are_given_back_at_once(
         await start(client)
         worker = await begun(python_process, server, "block-loop", "1")
         second = await client.start_run("wf")
-        await eventually(lambda: _leased(server, second.run_id))
+        await eventually(lambda: leased(server, second.run_id))
         worker.signal(signal.SIGTERM)
 
         async def given_back() -> bool:
@@ -102,11 +103,6 @@ async def test_steps_that_were_not_begun_are_given_back_at_once(
         await eventually(given_back)
         assert await asyncio.to_thread(worker.wait, 15) == 0
         assert worker.events("ended")[0]["released"] == 1
-
-
-def _leased(server: InProcessServer, run_id: str) -> bool:
-    streams = server.app.grpc.streams._streams.values()
-    return any(key[0] == run_id for stream in streams for key in stream.session._out)
 
 
 async def test_a_worker_that_is_killed_costs_its_step_one_lease(

@@ -121,7 +121,11 @@ class Runtime:
     # Between the links and the executor.
 
     def _apply(self, link: Link, effects: Effects) -> None:
-        if effects.start:
+        if self._stopping:
+            # They crossed our wish for no more. Somebody else can begin them now.
+            for lease in effects.start:
+                link.session.release(lease)
+        elif effects.start:
             self._executor.submit(effects.start)
         if effects.cancel:
             self._cancel(effects.cancel)
@@ -169,18 +173,23 @@ class Runtime:
         self._current = None
         for link in self._links:
             link.leave()
-            held = [lease for lease in link.session.ledger.held.values() if lease.outcome is None]
-            for lease in self._executor.withdraw(held):
-                link.session.release(lease)
-            link.wake()
+            self._give_back(link)
         if await self._wait_for_links(self._settings.drain_timeout, hurry=True):
             return
         logger.warning("%d steps have not ended in time and are cut off", self.held_count)
         for link in self._links:
+            self._give_back(link)
             self._cancel(link.session.cut_off().cancel)
             link.wake()
         if any(link.session.is_open for link in self._links):
             await self._wait_for_links(ABANDON_TIMEOUT, hurry=False)
+
+    def _give_back(self, link: Link) -> None:
+        """Release what the steps' loop and threads have not come to."""
+        held = [lease for lease in link.session.ledger.held.values() if lease.outcome is None]
+        for lease in self._executor.withdraw(held):
+            link.session.release(lease)
+        link.wake()
 
     async def _wait_for_links(self, timeout: float, *, hurry: bool) -> bool:
         """Wait until all links have ended, the time is up, or there is hurry; tell if they have ended."""

@@ -1,0 +1,27 @@
+"""What a server in this process knows of its worker sessions and tells nobody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.fixtures.servers import InProcessServer
+
+
+def sessions(server: InProcessServer) -> list[Any]:
+    """Its open worker sessions."""
+    return [stream.session for stream in server.app.grpc.streams._streams.values()]
+
+
+def leased(server: InProcessServer, run_id: str) -> bool:
+    """Whether a task of the run is out on a session."""
+    return any(key[0] == run_id for session in sessions(server) for key in session._out)
+
+
+def paused(server: InProcessServer) -> bool:
+    """Whether no session wants tasks."""
+    return all(session._capacity == 0 for session in sessions(server))
+
+
+def pongs(server: InProcessServer) -> int:
+    """How many pings its sessions have answered."""
+    return sum(session._pong for session in sessions(server))
