@@ -140,6 +140,8 @@ def set_up_logging(config: Config) -> None:
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)
+    # The driver and its pool have several lines for each connection that is lost or not had. Ours say it once a second.
+    logging.getLogger("psycopg").setLevel(logging.ERROR)
 
 
 class _JsonFormatter(logging.Formatter):

@@ -25,7 +25,7 @@ from tests.fixtures.waiting import TIMEOUT, eventually
 COMPLETED: LiteralString = f"event where type = {EventType.STEP_COMPLETED:d}"
 ENDED: LiteralString = "run where ended_at is not null"
 
-QUICK: dict[str, Setting] = {
+QUICK: dict[str, Any] = {
     "heartbeat_interval": 0.5,
     "ping_interval": 0.5,
     "disconnect_grace": 1.0,
@@ -33,7 +33,7 @@ QUICK: dict[str, Setting] = {
 }
 """Settings of a server with which faults are noticed and mended soon."""
 
-STAYING: dict[str, Setting] = {**QUICK, "disconnect_grace": 60.0, "ping_interval": 5.0}
+STAYING: dict[str, Any] = {**QUICK, "disconnect_grace": 60.0, "ping_interval": 5.0}
 """The same, but nothing happens within a test only because time passes: what comes back does so for another reason."""
 
 ONE_ATTEMPT = {"max_attempts": 1}

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from fencepost_server.domain.errors import Unavailable
+from fencepost_server.store.outage import note_outage
 
 log = logging.getLogger("fencepost.loop")
 
@@ -69,11 +70,10 @@ class Loop:
                 continue
 
     def _note(self, error: Exception) -> None:
-        now = time.monotonic()
-        if now - self._noted < 1.0:
-            return
-        self._noted = now
         if isinstance(error, Unavailable):
-            log.warning("%s: %s; trying again", self.name, error)
-        else:
+            note_outage(self.name, error)
+            return
+        now = time.monotonic()
+        if now - self._noted >= 1.0:
+            self._noted = now
             log.error("%s: pass failed", self.name, exc_info=error)

@@ -18,6 +18,7 @@ from fencepost_server.engine.loops import Loop
 from fencepost_server.store import cluster
 from fencepost_server.store.connection import Database
 from fencepost_server.store.listen import listen
+from fencepost_server.store.outage import note_outage
 
 log = logging.getLogger("fencepost.notify")
 
@@ -94,8 +95,8 @@ class Listener:
         try:
             async for payload in listen(self._config):
                 self._take(payload)
-        except DatabaseUnavailable:
-            log.warning("listening was interrupted; polling goes on")
+        except DatabaseUnavailable as error:
+            note_outage(self.loop.name, error)  # and polling goes on
         return 1.0
 
     def _take(self, payload: str) -> None:

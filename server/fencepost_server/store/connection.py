@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -27,6 +27,7 @@ Params = Mapping[str, Any]
 
 _BEGIN, _COMMIT = query("batch", "begin"), query("batch", "commit")
 _ROLLBACK, _PRELUDE = query("batch", "rollback"), query("batch", "prelude")
+_ASK_AGAIN = 0.25
 
 
 def _options(config: Config) -> dict[str, Any]:
@@ -166,10 +167,29 @@ class Database:
         await self._pool.close(timeout=2)
 
     @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Connection]:
+        """A pooled connection. Raises PoolTimeout after connect_timeout.
+
+        The pool tries to connect once for who begins to wait, then no more: who waits begins anew every moment, so
+        that it is served as soon as an outage ends, and not when its time is up.
+        """
+        async with AsyncExitStack() as stack:
+            yield await self._acquire(stack)
+
+    async def _acquire(self, stack: AsyncExitStack) -> Connection:
+        deadline = asyncio.get_running_loop().time() + self.config.connect_timeout
+        while True:
+            try:
+                return await stack.enter_async_context(self._pool.connection(_ASK_AGAIN))
+            except PoolTimeout:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise
+
+    @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Session]:
         """A transaction on a pooled connection. Raises DatabaseUnavailable when the database is away or too slow."""
         try:
-            async with self._pool.connection() as connection, transaction(connection, self.config) as session:
+            async with self._connection() as connection, transaction(connection, self.config) as session:
                 yield session
         except (PoolTimeout, psycopg.Error, OSError, TimeoutError) as error:
             if is_away(error):
@@ -187,7 +207,7 @@ class Database:
         batch_timeout, by closing the socket.
         """
         try:
-            async with self._pool.connection() as connection:
+            async with self._connection() as connection:
                 timer = asyncio.get_running_loop().call_later(self.config.batch_timeout, slam, connection)
                 try:
                     cursor: Cursor = connection.cursor(binary=True)

@@ -24,6 +24,7 @@ from fencepost_server.config import Config
 from fencepost_server.domain.errors import DatabaseUnavailable, FencepostError, Internal, Overloaded
 from fencepost_server.store.connection import Connection, connect, slam
 from fencepost_server.store.errors import LOCK_TIMEOUT, RETRY_AT_ONCE, is_away, unavailable
+from fencepost_server.store.outage import note_outage
 
 log = logging.getLogger("fencepost.lane")
 
@@ -156,7 +157,7 @@ class Lane(Generic[Op]):
                     await self._isolate(batch, error)
                     break
                 recovering = True
-                self._note_outage(error)
+                note_outage(f"lane {self.name}", error)
                 self._disconnect()
                 for operation in batch:
                     operation.again = True
@@ -231,12 +232,3 @@ class Lane(Generic[Op]):
             slam(self._connection)
             self._connection.pgconn.finish()
             self._connection = None
-
-    def _note_outage(self, error: Exception) -> None:
-        """At most one line a second, however many lanes and tries."""
-        now = time.monotonic()
-        if now - Lane._last_note >= 1.0:
-            Lane._last_note = now
-            log.warning("the database is away (%s); trying again", type(error).__name__)
-
-    _last_note = 0.0

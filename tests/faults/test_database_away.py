@@ -1,0 +1,134 @@
+"""The database goes away and comes back, or its notifications do: callers are told, workers keep what they have, and
+everything goes on by itself.
+
+Rows 7 and 47 of the field failures. I10, I13.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from datetime import datetime
+from itertools import pairwise
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from fencepost_server.store.migrate import migrate
+from tests.faults.conftest import StartWorker
+from tests.faults.scene import COMPLETED, ENDED, ONE_ATTEMPT, QUICK, Scene, count, fetch, until_count
+from tests.faults.sink import ONCE, Sink
+from tests.fixtures.api import Api
+from tests.fixtures.manifests import manifest
+from tests.fixtures.postgres_server import PostgresServer
+from tests.fixtures.processes import Process
+from tests.fixtures.refusals import refused
+from tests.fixtures.servers import InProcessServer, ServerProcess, StartServerProcess
+from tests.fixtures.waiting import eventually
+
+RUNS, STEPS = 600, 3
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def start_all(api: Api) -> int:
+    """Start all runs, each again until the server says that it has it; returns how many were made."""
+    created = 0
+    for number in range(0, RUNS, 20):
+        todo = [api.start_request(request_key=str(key)) for key in range(number, number + 20)]
+        while todo:
+            results = await api.start_many(todo)
+            created += sum(result.started.created for result in results)
+            todo = [start for start, result in zip(todo, results, strict=True) if result.HasField("error")]
+    return created
+
+
+def assert_quiet(server: Process) -> None:
+    """What a server has logged of its trouble was at most a line a second."""
+    troubles = [line for line in server.events() if line.get("level") in {"warning", "error"}]
+    times = [datetime.fromisoformat(line["time"].replace(",", ".")) for line in troubles]
+    gaps = [(later - earlier).total_seconds() for earlier, later in pairwise(times)]
+    assert min(gaps, default=1) > 0.9, troubles
+
+
+async def health(api: Api, service: str = "") -> health_pb2.HealthCheckResponse.ServingStatus.ValueType:
+    stub = health_pb2_grpc.HealthStub(api.channel)
+    return (await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)).status
+
+
+async def until_health(api: Api, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
+    async def reached() -> bool:
+        return await health(api) == status == await health(api, "fencepost.v1.RunService")
+
+    await eventually(reached, 12, interval=0.05, what=f"its health is {status}")
+
+
+@pytest.mark.parametrize("how", ["fast", "kill"])
+async def test_a_restart_of_the_database_under_load_loses_nothing_and_costs_no_attempt(
+    scene: Scene,
+    server_process: StartServerProcess,
+    worker_process: StartWorker,
+    sink: Sink,
+    postgres_process: PostgresServer,
+    how: str,
+) -> None:
+    """Row 7, I13: a restart by the book, and a crash with recovery. Runs are started all the while, with keys."""
+    dsn = postgres_process.dsn()
+    await migrate(dsn)
+    server = server_process(dsn, listen_dsn=dsn, **QUICK)
+    api = scene.api(server.grpc_address)
+    await api.register(manifest(STEPS, retry=ONE_ATTEMPT))
+    worker = worker_process(server.grpc_address, steps=STEPS, slots=20)
+    starting = asyncio.create_task(start_all(api))
+    await until_count(dsn, COMPLETED, RUNS // 3, 20, more=True)
+    await asyncio.to_thread(postgres_process.kill if how == "kill" else postgres_process.stop)
+    postgres_process.start()
+    assert await starting == RUNS
+    await until_count(dsn, ENDED, RUNS, 20)
+    assert await count(dsn, "run") == RUNS
+    assert await count(dsn, COMPLETED + " and attempt = 1") == RUNS * STEPS
+    assert Counter(sink.effects().values()) == {ONCE: RUNS * STEPS}
+    assert_quiet(server)
+    assert not worker.events("ended")
+
+
+async def test_while_the_database_is_away_callers_are_told_to_come_again_and_health_is_red_until_it_is_back(
+    scene: Scene,
+    server_process: StartServerProcess,
+    worker_process: StartWorker,
+    sink: Sink,
+    postgres_process: PostgresServer,
+) -> None:
+    """Rows 7 and 47: away for so long that every lease has run out several times. The steps end meanwhile; each counts
+    with its only attempt, and nobody had to do anything but to start the database.
+    """
+    dsn = postgres_process.dsn()
+    await migrate(dsn)
+    times = {"outage_gap": 2.0, "operation_timeout": 1.0, "connect_timeout": 1.0}
+    server = server_process(dsn, listen_dsn=dsn, **QUICK | times)
+    api = scene.api(server.grpc_address)
+    await api.register(manifest(2, retry=ONE_ATTEMPT, lease="1s"))
+    await until_health(api, SERVING)
+    worker = worker_process(server.grpc_address, steps=2, gate="held")
+    run_ids = [(await api.start()).run_id for _ in range(5)]
+    await eventually(lambda: len(worker.events("begun")) == 5, 10)
+    await asyncio.to_thread(postgres_process.stop)
+    await assert_unavailable(api, run_ids[0])
+    sink.open("held")
+    await eventually(lambda: len(worker.events("acted")) == 5, what="steps go on without the database")
+    await until_health(api, NOT_SERVING)
+    postgres_process.start()
+    await until_health(api, SERVING)
+    for run_id in run_ids:
+        await api.wait(run_id)
+    assert await count(dsn, COMPLETED + " and attempt = 1") == 10
+    assert Counter(sink.effects().values()) == {ONCE: 10}
+    await api.start()
+    assert_quiet(server)
+
+
+async def assert_unavailable(api: Api, run_id: str) -> None:
+    for call in (api.start(), api.get(run_id), api.list_all(), api.history(run_id), api.register(manifest(1))):
+        with refused("DATABASE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE) as refusal:
+            await call
+        assert refusal.error.retry_after
