@@ -8,15 +8,20 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import pytest
 
 from fencepost.v1 import run_pb2
+from fencepost.v1 import worker_service_pb2 as pb
+from fencepost.v1.worker_service_pb2_grpc import WorkerServiceStub
 from tests.docs.pages import blocks
 from tests.fixtures.api import Api
 from tests.fixtures.manifests import manifest
 from tests.fixtures.processes import Process
 from tests.fixtures.proxy import Proxy
-from tests.fixtures.servers import StartInProcessServer
+from tests.fixtures.raw_worker import OPTIONS
+from tests.fixtures.refusals import decode
+from tests.fixtures.servers import InProcessServer, StartInProcessServer
 from tests.fixtures.waiting import eventually
 
 QUICK = {"ping_interval": 0.2, "disconnect_grace": 3.0, "heartbeat_interval": 0.3}
@@ -151,3 +156,27 @@ async def test_a_worker_that_is_told_to_end_finishes_its_step_first(
     assert failure.code == "ValueError", "what is no JSON is a failure, not a lost step"
     (step,) = (await api.get(later.run_id)).open_steps
     assert (step.state, step.attempt) == (run_pb2.STEP_STATE_READY, 0)
+
+
+async def rest_of(call: grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]) -> None:
+    """Read until the stream ends. Raises AioRpcError if it does not end well."""
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def test_a_worker_that_breaks_the_protocol_is_always_told_why(server: InProcessServer) -> None:
+    async def reason() -> str:
+        async with grpc.aio.insecure_channel(server.grpc_address, options=OPTIONS) as channel:
+            call = WorkerServiceStub(channel).Session(timeout=10)
+            hello = pb.Hello(
+                protocol_version=1, worker_name="w", process_nonce="n" * 16, handlers=[pb.Handler(name="s1")]
+            )
+            # The second comes while the answer to the first is being written.
+            for _ in range(2):
+                await call.write(pb.SessionRequest(frame_id=1, hello=hello))
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await rest_of(call)
+        return decode(refused.value).reason
+
+    for _ in range(10):
+        assert set(await asyncio.gather(*(reason() for _ in range(10)))) == {"FRAME_OUT_OF_ORDER"}

@@ -226,11 +226,16 @@ class _Stream:
                 await self.session.thinned.wait()
             frame: Frame | object = await self._context.read()
             if not isinstance(frame, tuple):  # grpc.aio.EOF
+                self._eof = True
+                self._output.set()
                 break
-            self.session.receive(frame[1], frame[0])
-        self._eof = True
-        self._output.set()
-        await asyncio.Event().wait()  # the writer ends the stream, when what was read has been answered
+            try:
+                self.session.receive(frame[1], frame[0])
+            except FencepostError as error:
+                self.session.end(error)
+                break
+        # The writer ends the stream, when what was read has been answered: gRPC takes no status amid a write.
+        await asyncio.Event().wait()
 
     async def _write(self) -> None:
         while True:
