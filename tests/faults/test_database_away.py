@@ -12,20 +12,34 @@ from datetime import datetime
 from itertools import pairwise
 
 import grpc
+import psycopg
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from fencepost_server.store.migrate import migrate
 from tests.faults.conftest import StartWorker
-from tests.faults.scene import COMPLETED, ENDED, ONE_ATTEMPT, QUICK, Scene, count, fetch, until_count
+from tests.faults.scene import (
+    COMPLETED,
+    ENDED,
+    ONE_ATTEMPT,
+    QUICK,
+    STAYING,
+    Scene,
+    attempts,
+    count,
+    fetch,
+    task_states,
+    until_count,
+)
 from tests.faults.sink import ONCE, Sink
 from tests.fixtures.api import Api
 from tests.fixtures.manifests import manifest
 from tests.fixtures.postgres_server import PostgresServer
 from tests.fixtures.processes import Process
+from tests.fixtures.raw_worker import OK
 from tests.fixtures.refusals import refused
-from tests.fixtures.servers import InProcessServer, ServerProcess, StartServerProcess
-from tests.fixtures.waiting import eventually
+from tests.fixtures.servers import StartServerProcess
+from tests.fixtures.waiting import eventually, until_blocked
 
 RUNS, STEPS = 600, 3
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -51,16 +65,21 @@ def assert_quiet(server: Process) -> None:
     assert min(gaps, default=1) > 0.9, troubles
 
 
-async def health(api: Api, service: str = "") -> health_pb2.HealthCheckResponse.ServingStatus.ValueType:
-    stub = health_pb2_grpc.HealthStub(api.channel)
-    return (await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)).status
+async def until_health(api: Api, expected: int) -> None:
+    """Wait until the health of the whole server and of its services is that."""
+    check = api.channel.unary_unary(
+        "/grpc.health.v1.Health/Check",
+        request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+        response_deserializer=health_pb2.HealthCheckResponse.FromString,
+    )
 
-
-async def until_health(api: Api, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
     async def reached() -> bool:
-        return await health(api) == status == await health(api, "fencepost.v1.RunService")
+        for service in ("", "fencepost.v1.RunService", "fencepost.v1.WorkerService"):
+            found = await check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+            assert found.status == expected, (service, found)
+        return True
 
-    await eventually(reached, 12, interval=0.05, what=f"its health is {status}")
+    await eventually(reached, 12, interval=0.05)
 
 
 @pytest.mark.parametrize("how", ["fast", "kill"])
@@ -132,3 +151,52 @@ async def assert_unavailable(api: Api, run_id: str) -> None:
         with refused("DATABASE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE) as refusal:
             await call
         assert refusal.error.retry_after
+
+
+async def test_leases_outlive_an_absence_of_the_only_server(
+    scene: Scene, server_process: StartServerProcess, worker_process: StartWorker, sink: Sink
+) -> None:
+    """Row 47: every lease has run out several times when the server is back, and there is one attempt. The first thing
+    that a server does must not be to sweep.
+    """
+    server = server_process(scene.dsn, outage_gap=1.5, **QUICK | {"disconnect_grace": 3.0})
+    api = scene.api(server.grpc_address)
+    await api.register(manifest(2, retry=ONE_ATTEMPT, lease="1s"))
+    worker = worker_process(server.grpc_address, steps=2, slots=50, gate="held")
+    run_ids = [(await api.start()).run_id for _ in range(50)]
+    await eventually(lambda: len(worker.events("begun")) == 50, 10)
+    server.kill()
+    await until_count(scene.dsn, "task where lease_expires_at < clock_timestamp() - interval '2 s'", 50, 10)
+    server.start()
+    await asyncio.to_thread(server.wait_serving)
+    sink.open("held")
+    for run_id in run_ids:
+        await api.wait(run_id)
+    assert await count(scene.dsn, COMPLETED + " and attempt = 1") == 100
+    assert Counter(sink.effects().values()) == {ONCE: 100}
+
+
+async def test_nothing_expires_before_the_end_of_an_outage_was_noticed(scene: Scene) -> None:
+    """Row 47: whoever sweeps first, or has reports of expired leases from before, finds the outage by itself: here the
+    statement that notes its end can't get through for a while.
+    """
+    first = await scene.serve(**STAYING)
+    api = scene.api(first.grpc_address)
+    await api.register(manifest(retry=ONE_ATTEMPT))
+    worker = await scene.raw(first.grpc_address)
+    run_id = (await api.start()).run_id
+    task = await worker.task()
+    await first.stop()
+    await fetch(scene.dsn, "update task set lease_expires_at = clock_timestamp() - interval '1 minute'")
+    await fetch(scene.dsn, "update cluster set last_pass_at = clock_timestamp() - interval '1 minute'")
+    async with await psycopg.AsyncConnection.connect(scene.dsn) as holding:
+        await holding.execute("select from cluster for update")
+        second = await scene.serve(**STAYING)
+        await until_blocked(scene.dsn)
+        await eventually(lambda: second.app.engine.sweeper.loop.last_good and not second.app.engine.lanes[0].depth)
+        await second.app.engine.flush(2)
+        assert [state.token for state in await task_states(scene.dsn)] == [task.task.fencing_token]
+    again = await scene.raw(second.grpc_address, process_nonce=worker.hello().process_nonce, hello=False)
+    await again.send(again.hello(previous_session_ids=worker.sessions, held=[task.task]))
+    assert (await again.complete(task)).outcome == OK
+    assert attempts(await scene.api(second.grpc_address).history(run_id)) == [1]

@@ -28,7 +28,7 @@ from fencepost_server.engine.catalog import Catalog
 from fencepost_server.engine.fold import Changes, Eager, Fold
 from fencepost_server.engine.operations import Answer, Operation, Report, Start, Started, WorkerSession
 from fencepost_server.store import batch
-from fencepost_server.store.batch import Key, KeyRow, Locked
+from fencepost_server.store.batch import Clock, Key, KeyRow, Locked
 from fencepost_server.store.connection import Connection, Session, transaction
 
 REQUEST_KEY, REQUEST_ID = 1, 2
@@ -88,8 +88,8 @@ class Committer:
         ended = await batch.read_outcomes(session, missing) if missing else {}
         graphs = await self._catalog.graphs(session, {run.definition_hash for run in locked.runs.values()})
         fold = Fold(
-            locked.clock.now, locked.clock.epoch, locked.clock.hold_until, locked.runs, locked.tasks, ended, graphs,
-            self._config.free_redeliveries, random.random, self._eager,
+            locked.clock.now, locked.clock.epoch, self._hold_until(locked.clock), locked.runs, locked.tasks, ended,
+            graphs, self._config.free_redeliveries, random.random, self._eager,
         )  # fmt: skip
         answered: list[tuple[Start, Started | FencepostError]] = []
         if starts:
@@ -97,6 +97,13 @@ class Committer:
         for report in reports:
             fold.report(report)
         return Decided(fold.changes, answered), skipped
+
+    def _hold_until(self, clock: Clock) -> datetime:
+        """Until when no lease expires. A last pass that is older than an outage means that nobody has noticed its end
+        yet: this batch may be the first thing that happens after it.
+        """
+        gap = timedelta(seconds=self._config.outage_gap)
+        return clock.now + gap if clock.now - clock.last_pass_at > gap else clock.hold_until
 
     async def _start(
         self, session: Session, fold: Fold, starts: list[Start], locked: Locked, existing: dict[str, bytes]

@@ -36,11 +36,12 @@ _READ_FOR_STARTS = query("definition", "read_for_starts")
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The one time of a batch, the epoch of tokens, and until when no lease expires."""
+    """The one time of a batch, the epoch of tokens, until when no lease expires, and when a server last looked."""
 
     now: datetime
     epoch: int
     hold_until: datetime
+    last_pass_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +83,11 @@ async def lock_and_read(
         tasks = await _send_lock_tasks(session, [key for key in task_keys if key[0] in locked_runs])
         clock = await session.send(_READ_CLOCK)
         await session.sync()
-    (now, epoch, hold_until) = (await clock.fetchall())[0]
     return Locked(
         {} if deployments is None else {(ns, wf): bytes(h) for ns, wf, h in await deployments.fetchall()},
         locked_runs,
         {} if tasks is None else {(row[0], row[1]): TaskRow(*row) for row in await tasks.fetchall()},
-        Clock(now, epoch, hold_until),
+        Clock(*(await clock.fetchall())[0]),
     )
 
 

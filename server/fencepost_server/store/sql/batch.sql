@@ -53,7 +53,7 @@ for update of t;
 
 -- name: read_clock
 -- The one time of the batch, read after its locks are held. Also the epoch of tokens, and the outage guard.
-select clock_timestamp(), epoch, hold_until from cluster;
+select clock_timestamp(), epoch, hold_until, last_pass_at from cluster;
 
 -- name: read_definitions
 -- index: definition_hash
