@@ -33,6 +33,7 @@ class Loop:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._noted = 0.0
+        self._stopping = False
 
     def start(self) -> None:
         """Begin."""
@@ -40,6 +41,7 @@ class Loop:
 
     async def stop(self) -> None:
         """End, also in the middle of a pass: whatever it was doing, its transaction does not commit."""
+        self._stopping = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -51,7 +53,10 @@ class Loop:
 
     async def _run(self) -> None:
         pause = 0.05
-        while True:
+        # The flag, because a cancel can get lost in a pass: Python 3.11's wait_for, which the driver uses,
+        # drops one that comes together with its result, and a driver may turn one into an error of its own,
+        # which is caught here.
+        while not self._stopping:
             self._wake.clear()
             delay: float | None
             try:
@@ -62,10 +67,14 @@ class Loop:
                 self.errors += 1
                 self._note(error)
                 delay, pause = pause, min(pause * 2, _LONGEST_PAUSE)
-                await asyncio.sleep(delay)
+                if not self._stopping:
+                    await asyncio.sleep(delay)
                 continue
+            if self._stopping:
+                return
             try:
-                await asyncio.wait_for(self._wake.wait(), delay)
+                async with asyncio.timeout(delay):
+                    await self._wake.wait()
             except TimeoutError:
                 continue
 

@@ -69,6 +69,7 @@ class Lane(Generic[Op]):
         self._wake = asyncio.Event()
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
+        self._stopping = False
         self._idle = asyncio.Event()
         self._idle.set()
         self.on_recovery: Callable[[], None] | None = None
@@ -84,6 +85,7 @@ class Lane(Generic[Op]):
 
     async def stop(self) -> None:
         """Stop at once; what waits is given up. ``drain`` first for a graceful end."""
+        self._stopping = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -117,7 +119,8 @@ class Lane(Generic[Op]):
         self.submit((operation,))
 
     async def _run(self) -> None:
-        while True:
+        # The flag, because a cancel can get lost in a transaction (see engine.loops).
+        while not self._stopping:
             if not self._waiting:
                 self._idle.set()
                 self._wake.clear()
@@ -156,6 +159,9 @@ class Lane(Generic[Op]):
                 if not is_away(error):
                     await self._isolate(batch, error)
                     break
+                if self._stopping:
+                    self._give_up(batch, unavailable())
+                    return
                 recovering = True
                 note_outage(f"lane {self.name}", error)
                 self._disconnect()
