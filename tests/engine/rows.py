@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any, LiteralString
 
 import psycopg
+from psycopg.sql import Composed
 
 Connection = psycopg.AsyncConnection[Any]
 
@@ -23,7 +24,7 @@ async def count(dsn: str, table: LiteralString, where: LiteralString = "true", p
     return int(rows[0][0])
 
 
-async def execute(dsn: str, statement: LiteralString, params: Any = None) -> int:
+async def execute(dsn: str, statement: LiteralString | Composed, params: Any = None) -> int:
     """Change rows; returns how many."""
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, connect_timeout=5) as connection:
         return (await connection.execute(statement, params)).rowcount

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from fencepost.v1 import error_pb2, run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
@@ -334,6 +336,10 @@ async def test_the_time_of_an_attempt_goes_on_over_a_reconnect_and_into_the_next
     assert time.monotonic() - began < 2
 
 
+def database_of(dsn: str) -> sql.Identifier:
+    return sql.Identifier(str(conninfo_to_dict(dsn)["dbname"]))
+
+
 async def released(worker: RawWorker, times: int) -> list[int]:
     """Release the next task so many times; the attempts that it had."""
     attempts = []
@@ -362,6 +368,35 @@ async def test_three_times_a_task_comes_back_free_then_each_time_costs_an_attemp
     await worker.sync()
     assert worker.unread(pb.Tasks) == []
     assert [r.run_id for r in await api.list_all(states=[BLOCKED])] == [run_id]
+
+
+@pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "Pacific/Niue"])
+async def test_the_time_zone_of_the_database_changes_nothing(
+    new_database: Callable[..., str],
+    in_process_server: StartInProcessServer,
+    connect_api: Connect,
+    connect_worker: ConnectWorker,
+    zone: str,
+) -> None:
+    """The time of a parked task is the last that there is, and must be one in every zone."""
+    dsn = new_database(migrated=True)
+    await execute(dsn, sql.SQL("alter database {} set timezone = {}").format(database_of(dsn), zone))
+    await execute(dsn, "update cluster set last_pass_at = clock_timestamp()")
+    server = await in_process_server(dsn, poll_interval=0.05)
+    api = connect_api(server.grpc_address)
+    await api.register(manifest(1, retry={"max_attempts": 1}))
+    run_id = (await api.start()).run_id
+    worker = await connect_worker(server.grpc_address)
+    assert await released(worker, 4) == [1, 1, 1, 1]
+    run = await api.get(run_id)
+    assert run.state == BLOCKED
+    assert abs(run.create_time.ToNanoseconds() - time.time_ns()) < 60e9
+    assert run.open_steps[0].ready_time.ToNanoseconds() > time.time_ns() + 1e18
+    await check_run(api, dsn, run_id, ["n1"])
+    [result] = await worker.heartbeat([pb.TaskRef(run_id=run_id, task_id=2, fencing_token=1)], 0)
+    assert result.outcome == LEASE_LOST
+    [result] = await worker.release(pb.TaskRef(run_id=run_id, task_id=2, fencing_token=99))
+    assert result.outcome == LEASE_LOST
 
 
 async def test_a_task_that_came_back_free_may_fail_as_often_as_any_other(

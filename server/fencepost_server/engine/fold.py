@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from fencepost_server.domain.graph import Graph
 from fencepost_server.domain.model import (
@@ -47,6 +47,9 @@ from fencepost_server.engine.operations import (
 REMEMBERED_OUTCOMES = 8
 
 _RELEASE_DIGEST = b"release"
+
+# Far enough, and with room on both sides: the last instant of the calendar is past its end in some time zones.
+_NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 
 TaskKey = tuple[str, int]
 EventRow = tuple[
@@ -301,7 +304,7 @@ class Fold:
         failure = Failure(failure.kind, failure.code, failure.message, None, step.id, task.attempt)
         task.operational_failures += 1
         task.last_failure = run.failure = failure.to_json()
-        task.visible_at = datetime.max.replace(tzinfo=self.now.tzinfo)
+        task.visible_at = _NEVER
         self._event(run, EventType.RUN_BLOCKED, detail=json.dumps({"failure": json.loads(task.last_failure)}))
         run.state = RunState.BLOCKED
         self._back_to_ready(report, run, task, OK, None)
