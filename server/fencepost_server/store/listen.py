@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import psycopg
 
 from fencepost_server.config import Config
+from fencepost_server.store.connection import Connection, slam
 from fencepost_server.store.errors import unavailable
 
 CHANNEL = "fencepost"
@@ -16,7 +18,7 @@ async def listen(config: Config) -> AsyncIterator[str]:
     """Yield payloads until the connection is lost, which raises DatabaseUnavailable.
 
     Now and then a trivial statement checks that the other side is there: a connection that only listens would
-    not notice.
+    not notice. It has to answer within batch_timeout.
     """
     try:
         async for payload in _listen(config):
@@ -26,7 +28,7 @@ async def listen(config: Config) -> AsyncIterator[str]:
 
 
 async def _listen(config: Config) -> AsyncIterator[str]:
-    connection = await psycopg.AsyncConnection.connect(
+    connection: Connection = await psycopg.AsyncConnection.connect(
         config.listen_dsn,
         autocommit=True,
         connect_timeout=max(2, round(config.connect_timeout)),
@@ -37,8 +39,16 @@ async def _listen(config: Config) -> AsyncIterator[str]:
         tcp_user_timeout=10_000,
     )
     async with connection:
-        await connection.execute(b"listen " + CHANNEL.encode())
+        await _execute(connection, b"listen " + CHANNEL.encode(), config.batch_timeout)
         while True:
             async for notification in connection.notifies(timeout=5.0):
                 yield notification.payload
-            await connection.execute("select 1")
+            await _execute(connection, b"select 1", config.batch_timeout)
+
+
+async def _execute(connection: Connection, statement: bytes, limit: float) -> None:
+    timer = asyncio.get_running_loop().call_later(limit, slam, connection)
+    try:
+        await connection.execute(statement)
+    finally:
+        timer.cancel()
