@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import threading
 import time
@@ -28,7 +29,7 @@ from fencepost import (
 from tests.fixtures.manifests import manifest
 from tests.fixtures.servers import InProcessServer
 from tests.fixtures.waiting import eventually
-from tests.sdk.running import running
+from tests.sdk.running import Running, running
 
 FAST = {"max_attempts": 2, "initial_delay": "50ms", "jitter": 0, "max_corrective_attempts": 3}
 
@@ -262,7 +263,23 @@ async def test_blocked_handlers_do_not_silence_heartbeats(in_process_server: Cal
     assert run.worker.stats().lost == 0
 
 
-async def test_many_runs_complete_with_one_wake_up_for_many_steps(server: InProcessServer) -> None:
+async def test_many_runs_complete_while_garbage_is_collected_all_the_time(server: InProcessServer) -> None:
+    ended = threading.Event()
+
+    def collect() -> None:
+        while not ended.wait(0.01):
+            gc.collect()
+
+    collector = threading.Thread(target=collect)
+    collector.start()
+    try:
+        await complete(server, 60)
+    finally:
+        ended.set()
+        collector.join()
+
+
+async def complete(server: InProcessServer, runs: int) -> None:
     @step("s1")
     async def inc(x: int) -> int:
         return x + 1
@@ -276,9 +293,46 @@ async def test_many_runs_complete_with_one_wake_up_for_many_steps(server: InProc
         AsyncClient(server.grpc_address) as client,
     ):
         await client.register_definition(manifest(2))
-        handles = await client.start_runs([fencepost.StartRun("wf", n) for n in range(300)])
+        handles = await client.start_runs([fencepost.StartRun("wf", n) for n in range(runs)])
         results = [
             await handle.result(timeout=30) for handle in handles if isinstance(handle, fencepost.AsyncRunHandle)
         ]
-    assert results == [n + 2 for n in range(300)]
-    await eventually(lambda: run.worker.stats().completed == 600)
+    assert results == [n + 2 for n in range(runs)]
+    await eventually(lambda: run.worker.stats().completed == 2 * runs)
+
+
+async def test_many_runs_complete_side_by_side(server: InProcessServer) -> None:
+    await complete(server, 300)
+
+
+async def test_a_worker_can_run_again_and_a_stop_before_is_kept(server: InProcessServer) -> None:
+    worker = Worker(server.grpc_address, [price])
+    for _ in range(2):
+        async with running(worker):
+            assert worker.stats().held == 0
+    worker.stop()
+    stopped = Running(worker)
+    await stopped.end()
+    assert stopped.error is None
+    async with running(worker):
+        again = Running(worker)
+        await again.end()
+        assert isinstance(again.error, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("fault", "settings"),
+    [
+        (ValueError, {"slots": 0}),
+        (ValueError, {"slots": 10_001}),
+        (ValueError, {"drain_timeout": -1}),
+        (ValueError, {"target": ""}),
+        (ValueError, {"steps": []}),
+        (ValueError, {"steps": [price, price]}),
+        (TypeError, {"steps": [len]}),
+    ],
+    ids=str,
+)
+def test_settings_that_can_not_be_are_refused(fault: type[Exception], settings: dict[str, Any]) -> None:
+    with pytest.raises(fault):
+        Worker(**{"target": "127.0.0.1:1", "steps": [price], **settings})

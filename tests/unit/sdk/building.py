@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fencepost.codec import NULL, Value
+from fencepost.failure import Completed
 from fencepost.lease import Lease, Owner, clock
 from fencepost.ledger import Counters
 from fencepost.session import Identity, Session
@@ -144,3 +145,35 @@ def refusal(frame_id: int, reason: str, message: str = "no") -> pb.SessionRespon
     frame.ack.error.reason = error_pb2.ErrorReason.Value(f"ERROR_REASON_{reason}")
     frame.ack.error.message = message
     return frame
+
+
+DONE = Completed(Value(json="1"), 1)
+
+
+def opened(
+    session: Session | None = None, *, now: float = 0.0, max_items: int = 100, max_bytes: int = 3 << 20
+) -> Session:
+    """A session whose first stream has been welcomed; its Hello was sent at ``now``."""
+    session = session or session_of()
+    session.begin(now)
+    assert frames(session, now)[0].WhichOneof("frame") == "hello"
+    assert not session.receive(welcome(max_items=max_items, max_bytes=max_bytes), now).rebuild
+    return session
+
+
+def frames(session: Session, now: float = 0.0) -> list[pb.SessionRequest]:
+    """All that it wants to write."""
+    said = []
+    while (frame := session.next_frame(now)) is not None:
+        said.append(frame)
+    return said
+
+
+def only(session: Session, now: float = 0.0) -> pb.SessionRequest:
+    said = frames(session, now)
+    assert len(said) == 1, said
+    return said[0]
+
+
+def given(session: Session, *made: pb.Task, now: float = 0.0, **frame: int) -> list[Lease]:
+    return session.receive(tasks(*made, **frame), now).start

@@ -55,7 +55,8 @@ def channel_options(max_receive_bytes: int) -> ChannelOptions:
         # A connection that failed for another channel says nothing of this one.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 1000),
+        # Also the time that one attempt to connect may take; a busy server needs some.
+        ("grpc.min_reconnect_backoff_ms", 5000),
         ("grpc.max_reconnect_backoff_ms", 2000),
     ]
 

@@ -80,6 +80,7 @@ class Lease:
         "outcome",
         "owner",
         "refusals",
+        "resends",
         "run_id",
         "runner",
         "sent",
@@ -130,10 +131,12 @@ class Lease:
         self.idempotency_key = idempotency_key
         self.user_id = user_id
         self.max_payload_bytes = max_payload_bytes
-        # Of the session: what is to be sent or was sent, whether it is on its way, how often it was refused.
+        # Of the session: what is to be sent or was sent, whether it is on its way, how often it was refused for what
+        # it is, and how often by a fault of the server.
         self.outcome: Outcome | None = None
         self.sent = False
         self.refusals = 0
+        self.resends = 0
         # Of both, under the executor's lock.
         self.begun = False
         self.withdrawn = False

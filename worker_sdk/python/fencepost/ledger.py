@@ -29,6 +29,7 @@ logger = logging.getLogger("fencepost.worker")
 
 RESEND_DELAY = 1.0
 _MAX_REFUSALS = 2
+_MAX_RESENDS = 5
 _LEASE_CHECK_INTERVAL = 1.0
 
 # The item is at fault and its lease is still here: another outcome must go in its place.
@@ -39,6 +40,14 @@ _AT_FAULT = frozenset(
         error_pb2.ERROR_REASON_INVALID_JSON,
         error_pb2.ERROR_REASON_PAYLOAD_TOO_LARGE,
         error_pb2.ERROR_REASON_FRAME_TOO_LARGE,
+    }
+)
+# The server could not do it now; the item is as good as before.
+_TRANSIENT = frozenset(
+    {
+        error_pb2.ERROR_REASON_DATABASE_UNAVAILABLE,
+        error_pb2.ERROR_REASON_OVERLOADED,
+        error_pb2.ERROR_REASON_SERVER_DRAINING,
     }
 )
 
@@ -203,9 +212,13 @@ class Ledger:
         if not self.holds(lease):
             return
         if reason not in _AT_FAULT:
-            lease.sent = False
-            self._later.append((now + RESEND_DELAY, lease))
-            return
+            # A fault of the server that this item brings about each time must not be met for ever.
+            lease.resends += reason not in _TRANSIENT
+            if lease.resends <= _MAX_RESENDS:
+                lease.sent = False
+                self._later.append((now + RESEND_DELAY, lease))
+                return
+            lease.resends = 0
         lease.refusals += 1
         faults = "; ".join(f"{fault.path or '(whole)'}: {fault.message}" for fault in violations)
         text = f"{message} ({faults})" if faults else message

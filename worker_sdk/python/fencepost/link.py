@@ -178,8 +178,11 @@ class Link:
             frame = await call.read()
             if not isinstance(frame, pb.SessionResponse):
                 return
+            was_open = session.is_open
             self._handle(session.receive(frame, clock()))
-            self._was_open = self._was_open or session.is_open
+            if not was_open and session.is_open:
+                self._was_open = True
+                logger.info("connected to %s, session %s", self._targets.current, session.session_id)
 
     async def _write(self, call: Call) -> None:
         session = self.session

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -223,6 +224,9 @@ RUN_STATE_NUMBERS: dict[RunState, run_pb2.RunState.ValueType] = {
 FAILURE_KIND_NUMBERS = {kind: run_pb2.FailureKind.Value(f"FAILURE_KIND_{kind.name}") for kind in FailureKind}
 
 
+_NO_METADATA: Mapping[str, str] = {}
+
+
 def time_of(stamp: Timestamp) -> dt.datetime:
     """A Timestamp as an aware datetime in UTC."""
     return stamp.ToDatetime(tzinfo=dt.UTC)
@@ -230,12 +234,11 @@ def time_of(stamp: Timestamp) -> dt.datetime:
 
 def value_of(payload: payload_pb2.Payload) -> Value:
     """A Payload as a Value."""
-    kind = payload.WhichOneof("data")
-    metadata = dict(payload.metadata) if payload.metadata else {}
-    if kind == "json":
-        return Value(json=payload.json, metadata=metadata)
-    if kind == "binary":
-        return Value(binary=payload.binary, metadata=metadata)
+    metadata = dict(payload.metadata) if payload.metadata else _NO_METADATA
+    if payload.HasField("json"):
+        return Value(payload.json, None, metadata)
+    if payload.HasField("binary"):
+        return Value(None, payload.binary, metadata)
     return Value(metadata=metadata) if metadata else NULL
 
 

@@ -66,7 +66,7 @@ class Runtime:
     @property
     def held_count(self) -> int:
         """How many leases the worker holds, over all its sessions."""
-        return sum(link.session.held_count for link in self._links)
+        return sum(link.session.held_count for link in list(self._links))
 
     def stop(self, *, now: bool = False) -> None:
         """Take no new tasks, finish and end; ``now`` does not wait for what runs."""

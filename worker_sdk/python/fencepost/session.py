@@ -295,13 +295,14 @@ class Session:
                 # One with an outcome is sent again: the Ack tells whether it counted before the lease was
                 # lost.
                 self.ledger.lost(lease, effects)
-        for lease in self.ledger.held.values():
-            self._plan_heartbeat(lease, hello_sent_at)
+        shortest = min((lease.lease_seconds for lease in self.ledger.held.values()), default=math.inf)
+        self._plan_heartbeat(shortest, hello_sent_at)
 
     def _take_tasks(self, tasks: pb.Tasks, now: float, effects: Effects) -> None:
         self._tasks_number = tasks.tasks_number
         sent_at = self._time_of(tasks.last_frame_id)
         ledger = self.ledger
+        shortest = math.inf
         for task in tasks.tasks:
             ref = task.task
             known = ledger.held.get((ref.run_id, ref.task_id))
@@ -311,13 +312,14 @@ class Session:
                 ledger.superseded(known, effects)
             lease = self._lease_of(task, sent_at, now)
             ledger.add(lease, now)
-            self._plan_heartbeat(lease, sent_at)
+            shortest = min(shortest, lease.lease_seconds)
             if lease.step is not UNKNOWN_STEP:
                 effects.start.append(lease)
             else:
                 # Somebody else may know it; three times it costs no attempt.
                 logger.error("a task came for handler %r, which this worker did not offer", task.handler)
                 ledger.give(lease, Released())
+        self._plan_heartbeat(shortest, sent_at)
         self.counters.started += len(effects.start)
 
     def _lease_of(self, task: pb.Task, sent_at: float, now: float) -> Lease:
@@ -417,9 +419,11 @@ class Session:
             self._beat(now)
         return effects
 
-    def _plan_heartbeat(self, lease: Lease, sent_at: float) -> None:
-        due = sent_at + min(self._heartbeat_interval, lease.lease_seconds / 3)
-        self._heartbeat_due = min(self._heartbeat_due, due)
+    def _plan_heartbeat(self, shortest: float, sent_at: float) -> None:
+        """Be in time for leases of which the shortest lasts so long from ``sent_at``; infinite if there are none."""
+        if shortest < math.inf:
+            due = sent_at + min(self._heartbeat_interval, shortest / 3)
+            self._heartbeat_due = min(self._heartbeat_due, due)
 
     def _beat(self, now: float) -> None:
         """Plan a heartbeat of all leases that are held now, in as many frames as it takes."""
