@@ -19,12 +19,12 @@ from tests.fixtures.servers import StartInProcessServer
 @pytest.fixture
 def scene(
     dsn: str,
+    new_proxy: Callable[[str], Proxy],
     in_process_server: StartInProcessServer,
     connect_api: Callable[[str], Api],
     connect_worker: Callable[..., Awaitable[RawWorker]],
-    new_proxy: Callable[[str], Proxy],
 ) -> Scene:
-    """A clean database and what to play with on it."""
+    """A clean database and what to play with on it. Proxies outlive servers, which end well with their database."""
     return Scene(dsn, connect_api, connect_worker, new_proxy, in_process_server)
 
 

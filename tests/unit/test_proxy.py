@@ -252,6 +252,21 @@ def test_a_pattern_is_found_over_two_chunks(proxy: Proxy, echo: Echo, connect: C
     assert echo.received == b"say COMMIT; more"
 
 
+def test_a_pattern_can_wait_for_another_one_of_its_own_connection(
+    proxy: Proxy, echo: Echo, connect: Callable[[], socket.socket]
+) -> None:
+    client, other = connect(), connect()
+    proxy.break_on(b"COMMIT", "up", "cut", after=b"insert")
+    assert says(client, b"COMMIT; ins") == b"COMMIT; ins"
+    assert says(other, b"ert; COMMIT; ") == b"ert; COMMIT; "
+    client.sendall(b"ert; COM")
+    assert read_exactly(client, 8) == b"ert; COM"
+    client.sendall(b"MIT; more")
+    while client.recv(100):
+        pass
+    wait_until(lambda: proxy.breaks == 1)
+
+
 def test_a_pattern_can_open_a_black_hole(proxy: Proxy, echo: Echo, connect: Callable[[], socket.socket]) -> None:
     client = connect()
     proxy.break_on(b"B", "up", "blackhole")

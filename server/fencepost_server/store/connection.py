@@ -48,6 +48,13 @@ async def _configure(connection: Connection) -> None:
     arrays.register(connection)
 
 
+async def _check(connection: Connection) -> None:
+    """Raise if the other side has hung up meanwhile, as it does when the database restarts: whoever was about to use the
+    connection gets another one instead of an error. Asks the kernel only; there is no round trip.
+    """
+    connection.pgconn.consume_input()
+
+
 async def connect(config: Config) -> Connection:
     """A connection of the caller's own. Raises what ``is_away`` knows when the database can't be reached."""
     async with asyncio.timeout(config.connect_timeout + 1):
@@ -74,6 +81,7 @@ def make_pool(config: Config, name: str, size: int) -> AsyncConnectionPool[Conne
         config.dsn,
         kwargs=_options(config),
         configure=_configure,
+        check=_check,
         min_size=1,
         max_size=size,
         timeout=config.connect_timeout,
