@@ -235,6 +235,8 @@ class Session:
 
     def tick(self) -> None:
         """Once a ping interval: ping, or give the worker up."""
+        if self._pending >= self._config.max_client_ops:
+            self._pong = self._ping  # its answers are among what is not read now, which is no fault of the worker
         if self._ping - self._pong >= _UNANSWERED_PINGS:
             self.end(SessionTimedOut(f"{_UNANSWERED_PINGS} pings were not answered"))
             return
@@ -248,11 +250,17 @@ class Session:
             self.on_output()
 
     def close(self) -> None:
-        """The stream has ended. Nothing is sent any more."""
+        """The stream has ended. Nothing is sent any more; tasks that were still to be written go back at once."""
         self._open = False
+        first_unwritten = self._tasks_number - len(self._later) + 1
+        self._give_back(lambda _, out: out.tasks_number >= first_unwritten)
         self._urgent.clear()
         self._later.clear()
         self._urgent_bytes = self._later_bytes = 0
+
+    def leave(self) -> None:
+        """The worker wants no more tasks, or can't report any: it said Goodbye, or its side of the stream has ended."""
+        self._leaving = True
 
     # Frames of the worker
 
@@ -282,7 +290,7 @@ class Session:
             case "capacity":
                 self._set_capacity(expected, frame.capacity.capacity)
             case "goodbye":
-                self._leaving = True
+                self.leave()
                 self._acknowledge(expected)
             case "hello":
                 raise DuplicateHello("Hello was sent a second time")
@@ -398,11 +406,12 @@ class Session:
     def _take_back(self, last_tasks_number: int) -> None:
         """Leases that were sent up to that frame and are not listed never arrived: their tasks are offered again."""
         heard, self._heard = self._heard, set()
-        lost = [
-            (key, out)
-            for key, out in self._out.items()
-            if 0 < out.tasks_number <= last_tasks_number and not out.reporting and key not in heard
-        ]
+        self._give_back(
+            lambda key, out: 0 < out.tasks_number <= last_tasks_number and not out.reporting and key not in heard
+        )
+
+    def _give_back(self, never_arrived: Callable[[tuple[str, int], _Out], bool]) -> None:
+        lost = [(key, out) for key, out in self._out.items() if never_arrived(key, out)]
         for key, _ in lost:
             del self._out[key]
         if lost:

@@ -227,6 +227,7 @@ class _Stream:
             frame: Frame | object = await self._context.read()
             if not isinstance(frame, tuple):  # grpc.aio.EOF
                 self._eof = True
+                self.session.leave()
                 self._output.set()
                 break
             try:
