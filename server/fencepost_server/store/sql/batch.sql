@@ -11,24 +11,25 @@ commit;
 rollback;
 
 -- name: prelude
--- Limits and plan settings of this transaction only, so that a pooler in transaction mode can sit in between. Every hot
--- statement is an index lookup for each element of an array; on a table without statistics the planner may choose a hash
--- join with a scan instead.
+-- Limits and plan settings of this transaction only, so that a pooler in transaction mode can sit in between.
+--
+-- No plan may rest on statistics: a queue that was analyzed while it was empty is taken for empty when a million tasks have
+-- come. So every hot statement names its rows by arrays, either as a lateral subquery that the planner can't turn around
+-- (offset 0, or a row lock), or as "= any" on the index's first column; and scans are off.
 select set_config('lock_timeout', %(lock_timeout)s, true),
        set_config('statement_timeout', %(statement_timeout)s, true),
        set_config('idle_in_transaction_session_timeout', %(idle_timeout)s, true),
        set_config('enable_seqscan', 'off', true),
-       set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true),
        set_config('jit', 'off', true);
 
 -- name: lock_deployments
--- locks: deployment rows (share), in key order. index: deployment_pkey
-select d.namespace, d.workflow_id, d.active_hash
+-- locks: deployment rows (share), in the order of the arrays, which are sorted. index: deployment_pkey
+select k.namespace, k.workflow_id, d.active_hash
 from unnest(%(namespaces)s, %(workflow_ids)s) k(namespace, workflow_id)
-join deployment d using (namespace, workflow_id)
-order by d.namespace, d.workflow_id
-for share of d;
+cross join lateral (
+    select active_hash from deployment d where d.namespace = k.namespace and d.workflow_id = k.workflow_id for share
+) d;
 
 -- name: lock_runs
 -- locks: run rows, by id. Reads nothing that a decision rests on but the locked row itself. index: run_pkey
@@ -42,14 +43,13 @@ select run_id, namespace, workflow_id, definition_hash, user_id, priority, state
 from run where run_id = any(%(run_ids)s) order by run_id for no key update skip locked;
 
 -- name: lock_tasks
--- locks: task rows, by (run_id, task_id); their runs are locked already, so only claims and heartbeats compete. index: task_pkey
-select t.run_id, t.task_id, t.queue, t.handler, t.priority, t.node_index, t.input_seq, t.visible_at, t.attempt,
+-- locks: task rows, in the order of the arrays, which are sorted by (run_id, task_id); their runs are locked already, so only claims
+-- and heartbeats compete. index: task_pkey
+select k.run_id, k.task_id, t.queue, t.handler, t.priority, t.node_index, t.input_seq, t.visible_at, t.attempt,
        t.operational_failures, t.corrective_failures, t.redeliveries, t.token, t.lease_ms, t.timeout_ms, t.lease_session,
        t.lease_expires_at, t.attempt_deadline_at, t.last_failure, t.feedback, t.outcomes
 from unnest(%(run_ids)s, %(task_ids)s) k(run_id, task_id)
-join task t on t.run_id = k.run_id and t.task_id = k.task_id
-order by t.run_id, t.task_id
-for update of t;
+cross join lateral (select * from task t where t.run_id = k.run_id and t.task_id = k.task_id for update) t;
 
 -- name: read_clock
 -- The one time of the batch, read after its locks are held. Also the epoch of tokens, and the outage guard.
@@ -82,8 +82,11 @@ on conflict on constraint run_key_pkey do nothing;
 select k.ord::int, r.run_id, r.definition_hash, r.fingerprint, r.created
 from unnest(%(namespaces)s, %(kinds)s, %(workflow_ids)s, %(user_ids)s, %(keys)s)
      with ordinality k(namespace, kind, workflow_id, user_id, key, ord)
-join run_key r on r.namespace = k.namespace and r.kind = k.kind and r.workflow_id = k.workflow_id
-              and r.user_id = k.user_id and r.key = k.key;
+cross join lateral (
+    select * from run_key r
+    where r.namespace = k.namespace and r.kind = k.kind and r.workflow_id = k.workflow_id and r.user_id = k.user_id
+      and r.key = k.key offset 0
+) r;
 
 -- name: update_keys
 -- locks: run_key rows that this transaction inserted. A request id whose request was bound to an older run remembers that; a key
@@ -92,16 +95,22 @@ update run_key r set run_id = u.run_id, definition_hash = u.hash, fingerprint = 
 from unnest(%(namespaces)s, %(kinds)s, %(workflow_ids)s, %(user_ids)s, %(keys)s, %(run_ids)s, %(hashes)s,
             %(fingerprints)s, %(created)s)
      u(namespace, kind, workflow_id, user_id, key, run_id, hash, fingerprint, created)
-where r.namespace = u.namespace and r.kind = u.kind and r.workflow_id = u.workflow_id and r.user_id = u.user_id
+where r.namespace = any(%(namespaces)s) and r.kind = any(%(kinds)s) and r.workflow_id = any(%(workflow_ids)s)
+  and r.user_id = any(%(user_ids)s) and r.key = any(%(keys)s)
+  and r.namespace = u.namespace and r.kind = u.kind and r.workflow_id = u.workflow_id and r.user_id = u.user_id
   and r.key = u.key;
 
 -- name: delete_keys
 -- locks: run_key rows that this transaction inserted. A refused request leaves no key behind.
-delete from run_key r
-using unnest(%(namespaces)s, %(kinds)s, %(workflow_ids)s, %(user_ids)s, %(keys)s, %(run_ids)s)
-      u(namespace, kind, workflow_id, user_id, key, run_id)
-where r.namespace = u.namespace and r.kind = u.kind and r.workflow_id = u.workflow_id and r.user_id = u.user_id
-  and r.key = u.key and r.run_id = u.run_id;
+delete from run_key where ctid = any(array(
+    select r.ctid
+    from unnest(%(namespaces)s, %(kinds)s, %(workflow_ids)s, %(user_ids)s, %(keys)s, %(run_ids)s)
+         u(namespace, kind, workflow_id, user_id, key, run_id)
+    cross join lateral (
+        select ctid from run_key r
+        where r.namespace = u.namespace and r.kind = u.kind and r.workflow_id = u.workflow_id and r.user_id = u.user_id
+          and r.key = u.key and r.run_id = u.run_id offset 0
+    ) r));
 
 -- name: insert_runs
 insert into run (run_id, namespace, workflow_id, definition_hash, user_id, request_key, priority, state, node_index, next_seq,
@@ -118,11 +127,13 @@ set state = u.state, node_index = u.node_index, next_seq = u.next_seq, last_even
 from unnest(%(run_ids)s, %(states)s, %(node_indexes)s, %(next_seqs)s, %(last_event_ats)s, %(output_seqs)s, %(failures)s,
             %(ended_ats)s)
      u(run_id, state, node_index, next_seq, last_event_at, output_seq, failure, ended_at)
-where r.run_id = u.run_id;
+where r.run_id = any(%(run_ids)s) and r.run_id = u.run_id;
 
 -- name: delete_tasks
-delete from task t using unnest(%(run_ids)s, %(task_ids)s) k(run_id, task_id)
-where t.run_id = k.run_id and t.task_id = k.task_id;
+-- By tuple id: the rows are locked, so they stay where they are. index: task_pkey
+delete from task where ctid = any(array(
+    select t.ctid from unnest(%(run_ids)s, %(task_ids)s) k(run_id, task_id)
+    cross join lateral (select ctid from task t where t.run_id = k.run_id and t.task_id = k.task_id offset 0) t));
 
 -- name: insert_tasks
 insert into task (run_id, task_id, namespace, queue, handler, priority, node_index, input_seq, visible_at, attempt,
@@ -147,7 +158,7 @@ from unnest(%(run_ids)s, %(task_ids)s, %(visible_ats)s, %(attempts)s, %(operatio
             %(redeliveries)s, %(tokens)s, %(last_failures)s, %(feedbacks)s, %(outcomes)s)
      u(run_id, task_id, visible_at, attempt, operational_failures, corrective_failures, redeliveries, token, last_failure,
        feedback, outcomes)
-where t.run_id = u.run_id and t.task_id = u.task_id;
+where t.run_id = any(%(run_ids)s) and t.run_id = u.run_id and t.task_id = u.task_id;
 
 -- name: insert_events
 insert into event (run_id, seq, type, at, node_index, task_id, token, attempt, input_seq, digest, payload, payload_binary,

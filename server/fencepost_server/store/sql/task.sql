@@ -27,25 +27,27 @@ with want as (
         lease_expires_at = c.now + least(t.lease_ms, coalesce(t.timeout_ms, t.lease_ms)) * interval '1 ms',
         attempt_deadline_at = c.now + t.timeout_ms * interval '1 ms'
     from numbered k, (select epoch, (select clock_timestamp()) as now from cluster) c
-    where t.run_id = k.run_id and t.task_id = k.task_id
+    where t.run_id = any(array(select run_id from picked)) and t.run_id = k.run_id and t.task_id = k.task_id
     returning t.*
 )
 select c.run_id, c.task_id, c.token, c.lease_session, c.queue, c.handler, c.priority, c.node_index, c.attempt, c.lease_ms,
        c.timeout_ms, c.feedback, r.workflow_id, r.definition_hash, r.user_id, e.payload, e.payload_binary, e.payload_metadata
 from claimed c
-join run r on r.run_id = c.run_id
-join event e on e.run_id = c.run_id and e.seq = c.input_seq;
+cross join lateral (select * from run r where r.run_id = c.run_id offset 0) r
+cross join lateral (select * from event e where e.run_id = c.run_id and e.seq = c.input_seq offset 0) e;
 
 -- name: renew
 -- locks: the leases named, in key order, skip locked (a skipped one is tried again by the caller). The token decides (I2); an
 -- attempt's deadline is never passed. index: task_pkey
 with locked as (
-    select t.run_id, t.task_id
+    select k.run_id, k.task_id
     from unnest(%(run_ids)s, %(task_ids)s, %(tokens)s) k(run_id, task_id, token)
-    join task t on t.run_id = k.run_id and t.task_id = k.task_id
-    where t.token = k.token and t.namespace = %(namespace)s and t.lease_session is not null
-    order by t.run_id, t.task_id
-    for update of t skip locked
+    cross join lateral (
+        select from task t
+        where t.run_id = k.run_id and t.task_id = k.task_id and t.token = k.token and t.namespace = %(namespace)s
+          and t.lease_session is not null
+        for update skip locked
+    ) t
 ), clock as (
     select (select clock_timestamp()) as now
 )
@@ -53,26 +55,31 @@ update task t
 set lease_expires_at = least(clock.now + t.lease_ms * interval '1 ms',
                              coalesce(t.attempt_deadline_at, clock.now + t.lease_ms * interval '1 ms'))
 from locked l, clock
-where t.run_id = l.run_id and t.task_id = l.task_id
+where t.run_id = any(%(run_ids)s) and t.run_id = l.run_id and t.task_id = l.task_id
 returning t.run_id, t.task_id, t.token, extract(epoch from t.lease_expires_at - clock.now)::float8;
 
 -- name: read_leases
 -- Which of these leases are current. No locks. index: task_pkey
-select t.run_id, t.task_id, t.token
+select k.run_id, k.task_id, k.token
 from unnest(%(run_ids)s, %(task_ids)s, %(tokens)s) k(run_id, task_id, token)
-join task t on t.run_id = k.run_id and t.task_id = k.task_id
-where t.token = k.token and t.namespace = %(namespace)s and t.lease_session is not null;
+cross join lateral (
+    select from task t
+    where t.run_id = k.run_id and t.task_id = k.task_id and t.token = k.token and t.namespace = %(namespace)s
+      and t.lease_session is not null offset 0
+) t;
 
 -- name: adopt
 -- Moves the held leases of a process's former sessions to its new one. locks: those tasks, in key order, skip locked.
 -- index: task_pkey
 with locked as (
-    select t.run_id, t.task_id
+    select k.run_id, k.task_id
     from unnest(%(run_ids)s, %(task_ids)s, %(tokens)s) k(run_id, task_id, token)
-    join task t on t.run_id = k.run_id and t.task_id = k.task_id
-    where t.token = k.token and t.namespace = %(namespace)s and t.lease_session is not null
-    order by t.run_id, t.task_id
-    for update of t skip locked
+    cross join lateral (
+        select from task t
+        where t.run_id = k.run_id and t.task_id = k.task_id and t.token = k.token and t.namespace = %(namespace)s
+          and t.lease_session is not null
+        for update skip locked
+    ) t
 ), clock as (
     select (select clock_timestamp()) as now
 )
@@ -81,7 +88,7 @@ set lease_session = %(session)s,
     lease_expires_at = least(clock.now + t.lease_ms * interval '1 ms',
                              coalesce(t.attempt_deadline_at, clock.now + t.lease_ms * interval '1 ms'))
 from locked l, clock
-where t.run_id = l.run_id and t.task_id = l.task_id
+where t.run_id = any(%(run_ids)s) and t.run_id = l.run_id and t.task_id = l.task_id
 returning t.run_id, t.task_id, t.token, extract(epoch from t.lease_expires_at - clock.now)::float8;
 
 -- name: session_leases
@@ -98,7 +105,8 @@ with locked as (
     for update skip locked
 )
 update task t set lease_expires_at = clock_timestamp() + %(grace)s
-from locked l where t.run_id = l.run_id and t.task_id = l.task_id and t.lease_session = %(session)s;
+from locked l
+where t.lease_session = %(session)s and t.run_id = l.run_id and t.task_id = l.task_id;
 
 -- name: count_long
 -- Leases of an ended session that shorten has not reached. index: task_session
