@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 
-from fencepost import AsyncClient, SessionRefused, StepContext, Worker, step
+from fencepost import AsyncClient, AsyncRunHandle, SessionRefused, StartRun, Step, StepContext, Worker, step
 from fencepost.session import Session
 from tests.fixtures.manifests import manifest
 from tests.fixtures.processes import Process
@@ -190,6 +191,41 @@ async def test_a_worker_goes_to_another_server_when_one_is_gone(
         client, started_run = await started(target)
         assert await started_run.result(timeout=10) == 1
         await client.close()
+
+
+async def test_streams_that_break_all_the_time_lose_nothing_and_burn_no_attempt(
+    in_process_server: StartServer, dsn: str, new_proxy: Callable[[str], Proxy]
+) -> None:
+    server = await in_process_server(dsn, **QUICK | {"disconnect_grace": 10.0})
+    proxy = new_proxy(server.grpc_address)
+    ran: Counter[str] = Counter()
+
+    def handler(name: str) -> Step[..., Any]:
+        async def run(x: int, ctx: StepContext) -> int:
+            await asyncio.sleep(0.01)
+            ran[ctx.idempotency_key] += 1
+            return x + 1
+
+        return step(name)(run)
+
+    steps = [handler(name) for name in ("s1", "s2", "s3")]
+    async with AsyncClient(server.grpc_address) as client, running(Worker(proxy.address, steps, slots=20)) as (run,):
+        await client.register_definition(manifest(3, retry={"max_attempts": 1}))
+        handles = await client.start_runs([StartRun("wf", number) for number in range(100)])
+        runs = [handle for handle in handles if isinstance(handle, AsyncRunHandle)]
+        breaks = 0
+        while run.worker.stats().completed < 300:
+            await eventually(partial(more_done, run, run.worker.stats().completed), 20)
+            proxy.reset() if breaks % 2 else proxy.cut()
+            breaks += 1
+        assert [await each.result(timeout=10) for each in runs] == [number + 3 for number in range(100)]
+    assert breaks > 5
+    assert len(ran) == 300
+    assert set(ran.values()) == {1}, "no step ran twice"
+
+
+def more_done(run: Running, before: int) -> bool:
+    return run.worker.stats().completed > before
 
 
 async def test_a_session_that_is_asked_to_go_is_replaced_before_it_ends(

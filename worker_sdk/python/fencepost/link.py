@@ -90,13 +90,14 @@ class Link:
                 await self._pause(delay)
                 if self.session.is_over():
                     return
-                began = clock()
+                began, recorded = clock(), self.session.recorded
                 error = await self._stream()
                 if self.session.is_over():
                     return
                 if error is not None and self._is_fatal(error):
                     raise error
-                if self._was_open and clock() - began >= STABLE_AFTER:
+                if self.session.recorded > recorded or (self._was_open and clock() - began >= STABLE_AFTER):
+                    # It did work, so the break is no sign of a server that can't.
                     self._backoff.reset()
                 delay = self._backoff.next(error.retry_after if error is not None else None)
                 self._log_break(error, delay)

@@ -126,6 +126,11 @@ class Session:
         return len(self.ledger.held)
 
     @property
+    def recorded(self) -> int:
+        """How many outcomes of the worker the servers have recorded."""
+        return self.counters.completed + self.counters.failed + self.counters.released
+
+    @property
     def is_open(self) -> bool:
         """Whether Welcome was received on the current stream."""
         return self._phase is _Phase.OPEN
