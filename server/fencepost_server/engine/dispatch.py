@@ -181,12 +181,14 @@ class Dispatcher:
 
     async def _claim(self, demand: _Demand) -> None:
         """One claim: reserve, lease, deliver."""
-        slots = [slot for slot in demand.slots if slot.open and slot.room() > 0]
+        slots = []
+        for slot in demand.slots:
+            if slot.open and slot.room() > 0:  # asked slot by slot: room may have shrunk since the demand was made
+                slot.reserve(1)
+                slots.append(slot)
         if not slots:
             return
         frames = {slot.session_id: slot.last_frame() for slot in slots}
-        for slot in slots:
-            slot.reserve(1)
         try:
             claimed = await tasks.claim(
                 self._database, demand.namespace, demand.wants, [slot.session_id for slot in slots]

@@ -174,8 +174,8 @@ class Engine:
         unsent: list[LeasedTask] = []
         for session, (answers, leased) in by_session(changes).items():
             unsent.extend(session.settle(answers, leased))
-        if unsent:
-            self.dispatcher.give_back(unsent[0].namespace, unsent)
+        if unsent:  # of several sessions, and so perhaps of several namespaces
+            self.report([Report(ReportKind.UNDELIVERED, t.run_id, t.task_id, t.token, t.namespace) for t in unsent])
         for session_id, run_id, task_id, token, reason in changes.revoked:
             if (holder := self.dispatcher.session(session_id)) is not None:
                 holder.revoke((run_id, task_id, token), reason)

@@ -176,8 +176,18 @@ class Sweeper:
 
     async def run_once(self) -> float | None:
         """One sweep over all that is due."""
-        if (wait := self._due - asyncio.get_running_loop().time()) > 0:
-            return wait
+        now = asyncio.get_running_loop().time()
+        if self._due > now:
+            return self._due - now
+        self._due = now + 3600  # before the look: whoever tells of an earlier expiry meanwhile is not overruled
+        try:
+            await self._sweep()
+        except BaseException:
+            self._due = now
+            raise
+        return max(0.0, self._due - asyncio.get_running_loop().time())
+
+    async def _sweep(self) -> None:
         after: Expired | None = None
         for _ in range(_MAX_PAGES):
             page = await tasks.expired(self._database, after, self._config.sweep_batch)
@@ -187,5 +197,3 @@ class Sweeper:
             if len(page) < self._config.sweep_batch:
                 break
             after = page[-1]
-        self._due = asyncio.get_running_loop().time() + 3600
-        return None

@@ -105,7 +105,10 @@ class Report:
     @property
     def size(self) -> int:
         """About its payload bytes."""
-        return 0 if self.output is None else self.output.size
+        size = 0 if self.output is None else self.output.size
+        if self.failure is not None:
+            size += len(self.failure.message) + (self.failure.feedback.size if self.failure.feedback else 0)
+        return size
 
     @property
     def wanted(self) -> bool:

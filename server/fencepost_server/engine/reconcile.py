@@ -1,7 +1,8 @@
 """Tasks that are leased to a session of this server but are not on its stream.
 
 That happens when the answer to a commit was lost: the lease is in the database, and nobody was told. They are
-looked for after every such commit, and go back as undelivered: their attempt is not counted.
+looked for after every such commit, for as long as Postgres may still be at it, and go back as undelivered: their
+attempt is not counted.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from fencepost_server.store.tasks import Ref
 
 _MAX_LEASES = 100_000
 _SETTLE = 1.0
+# A connection that was cut says nothing about the transaction that was on it: Postgres may commit it when it comes to
+# read what it had been sent.
+_LOOKS, _BETWEEN_LOOKS = 4, 3.0
 
 
 class Reconciler:
@@ -29,25 +33,32 @@ class Reconciler:
         self._database = database
         self._dispatcher = dispatcher
         self._report = report
-        self._requested = False
+        self._looks = 0
         self.loop = Loop("reconcile", self.run_once)
 
     def request(self) -> None:
         """The answer to a commit was lost."""
-        self._requested = True
+        self._looks = _LOOKS
         self.loop.wake()
 
     async def run_once(self) -> float | None:
         """Take back what was lost, if a commit's answer was."""
-        if not self._requested:
+        if not self._looks:
             return None
+        self._looks -= 1  # before the look: a request that comes meanwhile is not forgotten
+        try:
+            await self._take_back()
+        except BaseException:
+            self._looks = _LOOKS
+            raise
+        return _BETWEEN_LOOKS if self._looks else None
+
+    async def _take_back(self) -> None:
         suspects = await self._unknown()
         if suspects:
             await asyncio.sleep(_SETTLE)
             lost = suspects & await self._unknown()
             self._report([Report(ReportKind.UNDELIVERED, *ref, namespace) for ref, namespace in lost])
-        self._requested = False
-        return None
 
     async def _unknown(self) -> set[tuple[Ref, str]]:
         sessions = {session.session_id: session for session in self._dispatcher.sessions}
