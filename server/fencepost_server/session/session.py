@@ -252,7 +252,8 @@ class Session:
     def close(self) -> None:
         """The stream has ended. Nothing is sent any more; tasks that were still to be written go back at once."""
         self._open = False
-        first_unwritten = self._tasks_number - len(self._later) + 1
+        numbers = (pb.SessionResponse.FromString(data).tasks.tasks_number for data in self._later)
+        first_unwritten = next((number for number in numbers if number), self._tasks_number + 1)
         self._give_back(lambda _, out: out.tasks_number >= first_unwritten)
         self._urgent.clear()
         self._later.clear()

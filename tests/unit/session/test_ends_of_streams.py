@@ -30,6 +30,18 @@ def test_tasks_that_were_not_written_when_the_stream_ended_go_back_and_those_tha
     assert len(desk.reports) == 2
 
 
+def test_only_tasks_that_were_not_written_go_back_whatever_else_was_still_to_be_written() -> None:
+    desk = Desk()
+    session = new_session(10, desk)
+    session.settle((), [leased(1, LIMIT), leased(2, LIMIT)])
+    assert session.take() is not None
+    goodbye = pb.SessionRequest(frame_id=2, goodbye=pb.Goodbye())
+    session.receive(goodbye, goodbye.ByteSize())
+    session.tick()
+    session.close()
+    assert undelivered(desk) == [leased(2).run_id]
+
+
 def test_a_stream_that_wrote_everything_or_had_nothing_to_write_gives_nothing_back() -> None:
     desk = Desk()
     new_session(10, desk).close()
