@@ -112,14 +112,17 @@ class Committer:
         answered: list[tuple[Start, Started | FencepostError]] = []
         graphs = await self._catalog.graphs_for_starts(session, starts, locked.active)
         valid: list[tuple[Start, Graph]] = []
+        refused: list[tuple[Start, FencepostError]] = []
         for start in starts:
             if start.run_id in existing:
                 # The try before was committed, only its answer was lost.
                 answered.append((start, Started(start.run_id, True, existing[start.run_id])))
             elif isinstance(outcome := _checked(start, graphs, locked), FencepostError):
-                answered.append((start, outcome))
+                refused.append((start, outcome))
             else:
                 valid.append((start, outcome))
+        if refused:
+            answered.extend(await _remembered(session, refused))
         keyed = [(start, graph) for start, graph in valid if start.request_key or start.request_id]
         bound = await self._bind(session, keyed, locked) if keyed else {}
         for start, graph in valid:
@@ -156,6 +159,17 @@ class Committer:
         if keys.released:
             await batch.delete_keys(session, list(keys.released.items()))
         return answers
+
+
+async def _remembered(
+    session: Session, refused: list[tuple[Start, FencepostError]]
+) -> list[tuple[Start, Started | FencepostError]]:
+    """The answers of starts that can't make a run: memory is asked before state (I6), so a repeat finds its run
+    although the definition that is active by now would refuse its input.
+    """
+    names = {key for start, _ in refused for key, _fingerprint in _keys(start)}
+    keys = Keys(await batch.read_keys(session, list(names)) if names else {})
+    return [(start, keys.recall(start) or error) for start, error in refused]
 
 
 def _checked(start: Start, graphs: dict[tuple[str, str, bytes], Graph], locked: Locked) -> Graph | FencepostError:
@@ -201,6 +215,10 @@ class Keys:
         """Rows of this transaction that turned out to stand for another run."""
         self.released: dict[Key, str] = {}
         """Rows of this transaction (with their run id) whose start was refused or bound."""
+
+    def recall(self, start: Start) -> Started | FencepostError | None:
+        """The answer that the keys remember, or None."""
+        return self._answer(start)
 
     def claim(self, start: Start, definition_hash: bytes) -> Started | FencepostError | None:
         """The answer of a start that makes no run, or None: its keys are its own and it makes the run."""

@@ -53,12 +53,12 @@ class Loop:
 
     async def _run(self) -> None:
         pause = 0.05
-        # The flag, because a cancel can get lost in a pass: Python 3.11's wait_for, which the driver uses,
-        # drops one that comes together with its result, and a driver may turn one into an error of its own,
-        # which is caught here.
+        # The flag, because a cancel can get lost in a pass: Python 3.11's wait_for, which the driver uses, drops one
+        # that comes together with its result, and a driver may turn one into an error of its own, caught here.
         while not self._stopping:
             self._wake.clear()
             delay: float | None
+            failed = False
             try:
                 delay = await self.run_once()
                 self.last_good = time.monotonic()
@@ -66,17 +66,22 @@ class Loop:
             except Exception as error:  # noqa: BLE001  # a loop outlives every error; it is logged and counted
                 self.errors += 1
                 self._note(error)
+                failed = True
                 delay, pause = pause, min(pause * 2, _LONGEST_PAUSE)
-                if not self._stopping:
-                    await asyncio.sleep(delay)
-                continue
-            if self._stopping:
-                return
-            try:
-                async with asyncio.timeout(delay):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+            await self._rest(delay, wakeable=not failed)
+
+    async def _rest(self, delay: float | None, *, wakeable: bool) -> None:
+        """Wait for the next pass: so many seconds, or until woken unless the last pass failed."""
+        if self._stopping:
+            return
+        if not wakeable:
+            await asyncio.sleep(delay or 0)
+            return
+        try:
+            async with asyncio.timeout(delay):
+                await self._wake.wait()
+        except TimeoutError:
+            return
 
     def _note(self, error: Exception) -> None:
         if isinstance(error, Unavailable):

@@ -14,6 +14,8 @@ from fencepost_server.engine.operations import Answer
 from fencepost_server.wire.payloads import duration, failure_out, payload_out
 from fencepost_server.wire.status import reason_number
 
+_TASK_OVERHEAD = 1024  # bytes of a Task beside its input and feedback, generously
+
 Ref = tuple[str, int, int]
 """run_id, task_id, token."""
 
@@ -51,6 +53,15 @@ def task_message(task: LeasedTask) -> pb.Task:
         idempotency_key=f"{task.run_id}/{task.task_id}",
         user_id=task.user_id,
     )
+
+
+def size_of(task: LeasedTask) -> int:
+    """About the bytes of its message, never fewer: a character of JSON may take three."""
+    size = _TASK_OVERHEAD + 3 * len(task.input.json or "")
+    size += len(task.input.binary or b"") + len(task.input.metadata or "")
+    if task.feedback is not None and task.feedback.feedback is not None:
+        size += 3 * task.feedback.feedback.size
+    return size
 
 
 def result_message(index: int, answer: Answer) -> pb.ItemResult:

@@ -28,14 +28,13 @@ from fencepost_server.domain.errors import (
 from fencepost_server.domain.model import LeasedTask, Outcome
 from fencepost_server.engine.leases import Renewal
 from fencepost_server.engine.operations import Answer, Report, ReportKind
-from fencepost_server.session.frames import Ref, ref_of, result_message, task_message
+from fencepost_server.session.frames import Ref, ref_of, result_message, size_of, task_message
 from fencepost_server.session.hello import Greeting
 from fencepost_server.wire.payloads import duration, failure_in, payload_in, retry_after_in
 from fencepost_server.wire.status import item_error, reason_number
 
 Item = TypeVar("Item", pb.CompleteItem, pb.FailItem, pb.ReleaseItem)
 _UNANSWERED_PINGS = 3
-_TASK_OVERHEAD = 1024  # bytes of a Task beside its input and feedback, generously
 
 
 class Desk(Protocol):
@@ -292,7 +291,8 @@ class Session:
                 self._set_capacity(expected, frame.capacity.capacity)
             case "goodbye":
                 self.leave()
-                self._acknowledge(expected)
+                # Behind the tasks that are on their way: the worker may close as soon as it has read this.
+                self._queue_behind(pb.SessionResponse(ack=pb.Ack(frame_id=expected)).SerializeToString())
             case "hello":
                 raise DuplicateHello("Hello was sent a second time")
             case _:
@@ -426,14 +426,7 @@ class Session:
         frame: list[LeasedTask] = []
         size = 0
         for task in tasks:
-            needed = (
-                _TASK_OVERHEAD
-                + 3 * len(task.input.json or "")
-                + len(task.input.binary or b"")
-                + len(task.input.metadata or "")
-            )
-            if task.feedback is not None and task.feedback.feedback is not None:
-                needed += 3 * task.feedback.feedback.size
+            needed = size_of(task)
             if frame and size + needed > self._max_frame_bytes:
                 unsent.extend(self._send_frame(frame))
                 frame, size = [], 0
@@ -461,12 +454,17 @@ class Session:
         self._tasks_number = number
         for task in tasks:
             self._out[task.run_id, task.task_id] = _Out(task.token, task.eager_depth, number)
-        # Bounded by room: that more bytes wait than the outbox may hold is no sign of a slow reader.
+        self._queue_behind(data)
+        return ()
+
+    def _queue_behind(self, data: bytes) -> None:
+        """Let something be written in its turn. Bounded by room: that more bytes wait than the outbox may hold
+        is no sign of a slow reader.
+        """
         if self._open:
             self._later.append(data)
             self._later_bytes += len(data)
             self.on_output()
-        return ()
 
     def _send_results(self, frame_id: int, results: Sequence[pb.ItemResult]) -> None:
         """Answer items of a frame, in several frames if the answers are too large for one."""

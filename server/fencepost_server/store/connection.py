@@ -49,8 +49,8 @@ async def _configure(connection: Connection) -> None:
 
 
 async def _check(connection: Connection) -> None:
-    """Raise if the other side has hung up meanwhile, as it does when the database restarts: whoever was about to use the
-    connection gets another one instead of an error. Asks the kernel only; there is no round trip.
+    """Raise if the other side has hung up meanwhile, as it does when the database restarts: whoever was about to use
+    the connection gets another one instead of an error. Asks the kernel only; there is no round trip.
     """
     connection.pgconn.consume_input()
 
