@@ -10,7 +10,8 @@ What is decided here, beyond the draft:
 - **Patterns run in linear time.** Look-around and back-references, which cannot, are refused when the schema
   is.
 - **Numbers are exact**: integers of any size and the Decimals that `jsontext.parse` makes are compared as
-  they are.
+  they are. The engine compares such numbers with each other one by one where items have to be unique, so
+  arrays that have them are compared here, by their canonical text.
 
 Messages quote the offending value, shortened: whoever may read a violation may read the payload.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from itertools import islice
 
 from jsonschema_rs import (
@@ -30,6 +32,7 @@ from jsonschema_rs import (
     ValidationError,
 )
 
+from fencepost_server.domain.jsontext import canonical_value
 from fencepost_server.domain.violation import Violation, cut_message, pointer
 
 __all__ = ["DIALECT", "CompiledSchema", "SchemaInvalid", "Violation", "compile_schema", "subschemas"]
@@ -44,6 +47,12 @@ MAX_FAULTS = 100
 # seconds.
 _MAX_LISTED_WEIGHT = 5_000
 _CHARS_PER_WEIGHT = 100
+
+# Any violation quotes what it is about, and the engine writes 1e-999999 out with all its zeros: a ms or more for
+# each such number, and a payload holds 80,000 of them. Past so many zeros nothing is quoted.
+_MAX_QUOTED_ZEROS = 100_000_000
+
+_EXACT_WORD = 1 << 63
 
 _REGEX = RegexOptions(size_limit=1 << 20, dfa_size_limit=1 << 20)
 _META = Draft202012Validator({"$ref": DIALECT}, offline=True)
@@ -83,25 +92,35 @@ class CompiledSchema:
 
     schema: bool | dict[str, object]
     _validator: Draft202012Validator = field(repr=False)
+    _exact: Draft202012Validator | None = field(default=None, repr=False)
+    """For values with numbers that no machine word holds, where items have to be unique."""
 
     def is_valid(self, value: object) -> bool:
         """Tell whether `value`, as `jsontext.parse` returns it, keeps to the schema."""
-        return self._validator.is_valid(value)
+        return self._for(value).is_valid(value)
+
+    def _for(self, value: object) -> Draft202012Validator:
+        if self._exact is None or next(_long_numbers(value), None) is None:
+            return self._validator
+        return self._exact
 
     def violations(self, value: object, limit: int = 20) -> list[Violation]:
         """Return at most `limit` faults of `value`, each with the pointer to its place; [] if it is valid.
 
         `value` is as `jsontext.parse` returns it. For a very large invalid one only the first fault is
-        listed.
+        listed, and not even that where quoting its numbers would take long.
         """
-        if self._validator.is_valid(value):
+        validator = self._for(value)
+        if validator.is_valid(value):
             return []
+        if sum(abs(n.adjusted()) for n in _long_numbers(value) if isinstance(n, Decimal)) > _MAX_QUOTED_ZEROS:
+            return [Violation("", "breaks the schema; its numbers have too many decimal places to say where")]
         if _is_heavier(value, _MAX_LISTED_WEIGHT):
             try:
-                self._validator.validate(value)
+                validator.validate(value)
             except ValidationError as error:
                 return [_violation(error)]
-        return [_violation(error) for error in islice(self._validator.iter_errors(value), limit)]
+        return [_violation(error) for error in islice(validator.iter_errors(value), limit)]
 
 
 def compile_schema(schema: object) -> CompiledSchema:
@@ -117,7 +136,9 @@ def compile_schema(schema: object) -> CompiledSchema:
     faults.update(dict.fromkeys(_faults_of_subschemas(schema)))
     if not faults:
         try:
-            return CompiledSchema(schema, _validator(schema))
+            # Looked for in the text: a reference may lead to where no keyword of the draft does.
+            unique = "uniqueItems" in canonical_value(schema)
+            return CompiledSchema(schema, _validator(schema), _exact_validator(schema) if unique else None)
         except (ValidationError, ReferencingError, ValueError) as error:
             faults.update(dict.fromkeys(_dangling_references(schema)))
             if not faults:
@@ -144,6 +165,27 @@ def subschemas(schema: object, path: str = "") -> Iterator[tuple[str, dict[str, 
 
 def _validator(schema: bool | dict[str, object]) -> Draft202012Validator:
     return Draft202012Validator(schema, validate_formats=False, offline=True, pattern_options=_REGEX)
+
+
+class _UniqueItems:
+    """The keyword, in the engine's way of adding one: `validate` raises ValueError."""
+
+    def __init__(self, _parent: object, wanted: object, _path: object) -> None:
+        self._wanted = wanted is True
+
+    def validate(self, instance: object) -> None:
+        if self._wanted and isinstance(instance, list) and len(set(map(canonical_value, instance))) < len(instance):
+            raise ValueError("the array has non-unique elements")
+
+
+def _exact_validator(schema: bool | dict[str, object]) -> Draft202012Validator:
+    return Draft202012Validator(
+        schema,
+        validate_formats=False,
+        offline=True,
+        pattern_options=_REGEX,
+        keywords={"uniqueItems": _UniqueItems},
+    )
 
 
 def _violation(error: ValidationError) -> Violation:
@@ -226,7 +268,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _is_heavier(value: object, limit: int) -> bool:
-    """Tell whether a value has more than `limit` members, with long strings counted as several."""
+    """Tell whether a value has more than `limit` members, with long strings and numbers counted as several."""
     weight = 0
     waiting = [value]
     while waiting and weight <= limit:
@@ -234,8 +276,23 @@ def _is_heavier(value: object, limit: int) -> bool:
         weight += 1
         if isinstance(item, str):
             weight += len(item) // _CHARS_PER_WEIGHT
+        elif isinstance(item, Decimal):
+            weight += abs(item.adjusted()) // _CHARS_PER_WEIGHT
         elif isinstance(item, list):
             waiting.extend(item[: limit + 1])
         elif isinstance(item, dict):
             waiting.extend(islice(item.values(), limit + 1))
     return weight > limit
+
+
+def _long_numbers(value: object) -> Iterator[int | Decimal]:
+    """Yield the numbers of a value that no machine word holds."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, list):
+            waiting.extend(item)
+        elif isinstance(item, dict):
+            waiting.extend(item.values())
+        elif isinstance(item, Decimal) or (isinstance(item, int) and not -_EXACT_WORD <= item < _EXACT_WORD):
+            yield item

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from decimal import Decimal
 
 import pytest
@@ -214,3 +215,38 @@ def test_subschemas_are_walked_by_keyword_and_not_by_name() -> None:
 
 def test_a_decimal_from_elsewhere_is_a_number() -> None:
     assert compile_schema({"type": "number", "maximum": 2}).violations(Decimal("1.10")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ("[1.5e-500, 1.5e-501]", True),
+        ("[1.5e-500, 15e-501]", False),
+        ("[1e400, 1, true, 1e401]", True),
+        ("[1e400, 1, 1.0]", False),
+        ("[12345678901234567890123, 12345678901234567890124]", True),
+        ('[{"a": [1e400]}, {"a": [10e399]}]', False),
+    ],
+)
+def test_items_with_long_numbers_are_told_apart_exactly(text: str, valid: bool) -> None:
+    for schema in ({"uniqueItems": True}, {"$ref": "#/x/y", "x": {"y": {"uniqueItems": True}}}):
+        compiled = compile_schema(schema)
+        assert compiled.is_valid(parse(text)) is valid
+        assert bool(compiled.violations(parse(text))) is not valid
+
+
+@pytest.mark.parametrize("number", ["1.5e-9{}", "{}" + "9" * 80])
+def test_many_long_numbers_are_told_apart_quickly(number: str) -> None:
+    value = parse("[" + ",".join(number.format(i) for i in range(10_000, 20_000)) + "]")
+    started = time.process_time()
+    assert compile_schema({"uniqueItems": True}).violations(value) == []
+    assert time.process_time() - started < 5  # compared with each other, they take many minutes
+
+
+@pytest.mark.parametrize("schema", [{"type": "string"}, {"items": {"type": "string"}}])
+@pytest.mark.parametrize("count", [100, 4_000, 50_000])
+def test_a_violation_by_many_tiny_numbers_is_told_quickly(schema: object, count: int) -> None:
+    value = parse("[" + ",".join(["1.5e-999999"] * count) + "]")
+    started = time.process_time()
+    assert compile_schema(schema).violations(value)
+    assert time.process_time() - started < 5  # with all zeros written out, a minute and more
