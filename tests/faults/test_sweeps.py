@@ -16,6 +16,7 @@ from tests.faults.scene import QUICK, SOON, STAYING, Scene, attempts, count, fet
 from tests.faults.sink import Effect, Sink
 from tests.fixtures.databases import database_address, redirected
 from tests.fixtures.manifests import manifest
+from tests.fixtures.proxy import Proxy
 from tests.fixtures.raw_worker import LEASE_LOST, OK
 from tests.fixtures.servers import StartServerProcess
 from tests.fixtures.waiting import eventually
@@ -40,15 +41,20 @@ async def test_a_sweep_whose_connections_break_again_and_again_recovers_every_le
     server.app.engine.sweeper.loop.run_once = server.app.engine.sweeper.run_once
     server.app.engine.sweeper.loop.wake()
     recovered = "task where lease_session is null and attempt = 1"
-    for break_after in (1_000, 3_000, 6_000, 10_000, 20_000):
-        breaks = database.breaks
+    for breaks, break_after in enumerate((1_000, 3_000, 6_000, 10_000, 20_000)):
         database.break_after(break_after, "up")
-        await eventually(lambda breaks=breaks: database.breaks > breaks)
+        await _until_broken(database, breaks + 1)
     assert await count(scene.dsn, recovered) < N
     await until_count(scene.dsn, recovered, N, 10)
-    assert {row["operational_failures"] for row in await fetch(scene.dsn, "select operational_failures from task")} == {1}
+    assert {row["operational_failures"] for row in await fetch(scene.dsn, "select operational_failures from task")} == {
+        1
+    }
     healthy = await scene.raw(server.grpc_address, capacity=N)
     assert {task.attempt for task in await healthy.tasks(N)} == {2}
+
+
+async def _until_broken(database: Proxy, times: int) -> None:
+    await eventually(lambda: database.breaks == times)
 
 
 async def _asleep() -> None:
