@@ -12,6 +12,9 @@ RETRY_AT_ONCE = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFa
 # A row lock was not had in time: the batch goes on without the row.
 LOCK_TIMEOUT = psycopg.errors.LockNotAvailable
 
+# A row is there already. After a lost answer it may be the one that the try before was still committing.
+ALREADY_THERE = psycopg.errors.UniqueViolation
+
 # The connection or the database is at fault, not the statement. OperationalError covers lost connections,
 # shutdowns, time-outs, cancelled statements and lack of resources; a read-only transaction means that this
 # primary became a replica.

@@ -23,7 +23,7 @@ import psycopg
 from fencepost_server.config import Config
 from fencepost_server.domain.errors import DatabaseUnavailable, FencepostError, Internal, Overloaded
 from fencepost_server.store.connection import Connection, connect, slam
-from fencepost_server.store.errors import LOCK_TIMEOUT, RETRY_AT_ONCE, is_away, unavailable
+from fencepost_server.store.errors import ALREADY_THERE, LOCK_TIMEOUT, RETRY_AT_ONCE, is_away, unavailable
 from fencepost_server.store.outage import note_outage
 
 log = logging.getLogger("fencepost.lane")
@@ -66,6 +66,7 @@ class Lane(Generic[Op]):
         self._config = config
         self._work = work
         self._waiting: deque[Op] = deque()
+        self._delayed = 0
         self._wake = asyncio.Event()
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
@@ -94,7 +95,7 @@ class Lane(Generic[Op]):
         self._disconnect()
 
     async def drain(self) -> None:
-        """Wait until nothing waits."""
+        """Wait until nothing waits, nor was put off because another transaction held it."""
         await self._idle.wait()
 
     @property
@@ -122,7 +123,8 @@ class Lane(Generic[Op]):
         # The flag, because a cancel can get lost in a transaction (see engine.loops).
         while not self._stopping:
             if not self._waiting:
-                self._idle.set()
+                if not self._delayed:
+                    self._idle.set()
                 self._wake.clear()
                 await self._wake.wait()
             await self._settle(self._take())
@@ -140,7 +142,7 @@ class Lane(Generic[Op]):
 
     async def _settle(self, batch: list[Op], *, skip_locked: bool = False) -> None:
         """Commit a batch, however often it takes."""
-        pause, tries, recovering = _FIRST_PAUSE, 0, False
+        pause, tries, recovering, collided = _FIRST_PAUSE, 0, False, False
         while batch:
             tries += 1
             try:
@@ -156,6 +158,9 @@ class Lane(Generic[Op]):
                 batch = self._still_wanted(batch)
                 skip_locked = True
             except Exception as error:  # noqa: BLE001  # sorted out below: away, or somebody's fault
+                if isinstance(error, ALREADY_THERE) and not collided and any(op.again for op in batch):
+                    collided = True  # Postgres has only now committed the try before: it is recognised this time
+                    continue
                 if not is_away(error):
                     await self._isolate(batch, error)
                     break
@@ -207,9 +212,14 @@ class Lane(Generic[Op]):
         """Runs that another transaction holds come again after a moment, behind what waits now."""
         if skipped:
             still = self._still_wanted(skipped)
+            self._delayed += 1
             asyncio.get_running_loop().call_later(_SKIPPED_PAUSE, self._resubmit, still)
 
     def _resubmit(self, operations: list[Op]) -> None:
+        self._delayed -= 1
+        if self._stopping:
+            self._give_up(operations, unavailable())
+            return
         self._waiting.extend(operations)
         self._idle.clear()
         self._wake.set()
