@@ -1,68 +1,488 @@
-"""Lanes: a try that Postgres was still committing when it was repeated, and operations that were put off."""
+"""The group commit under all that can go wrong in it: poison, deadlocks, stopped peers, overload, lost answers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
+import grpc
+import psycopg
 import pytest
 
+from fencepost.v1 import error_pb2, run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
-from fencepost_server.domain.model import Payload
-from fencepost_server.engine.operations import Started
-from fencepost_server.engine.starting import StartRequest, make_start
-from tests.engine.rows import count, holding
+from fencepost_server.engine import commit
+from fencepost_server.engine.fold import Fold
+from fencepost_server.engine.operations import Answer, Report, Start
+from fencepost_server.store import connection as store_connection
+from fencepost_server.store.lane import Lane
+from tests.engine.histories import check_run
+from tests.engine.rows import count, execute, fetch, holding
 from tests.fixtures.api import Api
-from tests.fixtures.manifests import manifest
-from tests.fixtures.raw_worker import RawWorker
+from tests.fixtures.manifests import handler_names, manifest
+from tests.fixtures.raw_worker import OK, REFUSED, RawWorker
+from tests.fixtures.refusals import decode, refused
 from tests.fixtures.servers import InProcessServer, StartInProcessServer
 from tests.fixtures.waiting import eventually, until_blocked
 
-FIRST_TRY = """
-    insert into run (run_id, namespace, workflow_id, definition_hash, user_id, request_key, priority, state, node_index,
-                     next_seq, last_event_at, created_at)
-    select %(run_id)s, namespace, workflow_id, active_hash, '', '', 3, 1, 0, 1, now(), now() from deployment
-"""
+ConnectWorker = Callable[..., Awaitable[RawWorker]]
+Connect = Callable[[str], Api]
 
 
 @pytest.fixture
 async def server(in_process_server: StartInProcessServer, dsn: str) -> InProcessServer:
-    """One that waits for no lock for long."""
-    return await in_process_server(dsn, lanes=1, lock_timeout=0.3)
+    """A server with one lane, so that operations meet in one batch."""
+    return await in_process_server(dsn, lanes=1, lock_timeout=0.1, poll_interval=0.1)
 
 
-async def test_a_start_that_is_repeated_while_postgres_still_commits_its_first_try_is_answered_with_its_run(
-    server: InProcessServer, api: Api, dsn: str
+# Poison
+
+
+@pytest.fixture
+def poison(monkeypatch: pytest.MonkeyPatch) -> str:
+    """An output that our own code trips over, as a bug would."""
+    answer = Fold._answer
+
+    def tripping(self: Fold, report: Report) -> Answer:
+        if report.output is not None and report.output.json == POISON:
+            raise ZeroDivisionError("a bug")
+        return answer(self, report)
+
+    monkeypatch.setattr(Fold, "_answer", tripping)
+    return POISON
+
+
+POISON = '"poison"'
+
+
+async def test_an_operation_that_our_code_cannot_bear_fails_alone(
+    server: InProcessServer, api: Api, connect_worker: ConnectWorker, poison: str, dsn: str
 ) -> None:
-    """I1, I6: it waits for its own first try, and was told INTERNAL although the run had been made."""
-    await api.register(manifest(1, workflow_id="wf"))
-    start = make_start(StartRequest("default", "wf", None, Payload(json="null"), None, "", "", "", 3))
-    start.again = True
-    async with holding(dsn, FIRST_TRY, {"run_id": start.run_id}) as first_try:
-        server.app.engine.lanes[0].submit_one(start)
+    """Its batch is halved until it stands alone; the others are committed, and the lane lives on."""
+    await api.register(manifest())
+    runs = [r.started.run_id for r in await api.start_many([api.start_request() for _ in range(21)])]
+    worker = await connect_worker(server.grpc_address, capacity=21)
+    tasks = await worker.tasks(21)
+    results = await worker.complete_all([(t, poison if n in (3, 17) else "1") for n, t in enumerate(tasks)])
+    for n, result in enumerate(results):
+        if n in (3, 17):
+            assert (result.outcome, result.reason) == (REFUSED, error_pb2.ERROR_REASON_INTERNAL)
+            assert "incident" in result.message
+            assert "bug" not in result.message
+        else:
+            assert result.outcome == OK
+    left = [tasks[n] for n in (3, 17)]
+    assert [r.outcome for r in await worker.heartbeat(left)] == [OK, OK], "the leases are left with the worker"
+    for task in left:
+        assert (await worker.complete(task, "2")).outcome == OK
+    for run_id in runs:
+        assert (await api.wait(run_id)).state == run_pb2.RUN_STATE_COMPLETED
+        await check_run(api, dsn, run_id, ["n1"])
+
+
+@pytest.fixture
+async def picky(dsn: str) -> AsyncIterator[None]:
+    """A database that refuses one value, as it would one that no edge has caught."""
+    await execute(dsn, "alter table event add constraint no_poison check (payload::text is distinct from '\"poison\"')")
+    yield
+    await execute(dsn, "alter table event drop constraint no_poison")
+
+
+@pytest.mark.usefixtures("picky")
+async def test_an_operation_that_the_database_refuses_fails_alone_and_leaks_nothing_of_sql(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, connect_worker: ConnectWorker
+) -> None:
+    server = await in_process_server(dsn, lanes=1)
+    api = connect_api(server.grpc_address)
+    await api.register(manifest())
+    requests = [api.start_request(input=POISON if n == 5 else "1", request_key=f"{n}") for n in range(12)]
+    results = await api.start_many(requests)
+    for n, result in enumerate(results):
+        if n == 5:
+            assert result.error.reason == error_pb2.ERROR_REASON_INTERNAL
+            for word in ("poison", "constraint", "event", "23514", "relation"):
+                assert word not in result.error.message
+        else:
+            assert result.started.created
+    with refused("INTERNAL", grpc.StatusCode.INTERNAL) as refusal:
+        await api.start(input=POISON)
+    assert "incident" in refusal.error.message
+    worker = await connect_worker(server.grpc_address, capacity=12)
+    tasks = await worker.tasks(11)
+    outcomes = await worker.complete_all([(t, POISON if n == 0 else "1") for n, t in enumerate(tasks)])
+    assert [r.outcome for r in outcomes] == [REFUSED] + [OK] * 10
+    assert await count(dsn, "run") == 11
+    assert await count(dsn, "run_key", "key = '5'") == 0
+
+
+# Conflicts with other transactions
+
+
+async def deadlocked(dsn: str, run_id: str, blocked: asyncio.Event) -> None:
+    """Take a run's rows in the wrong order: the task first, then the run, which a batch holds by then."""
+    async with await psycopg.AsyncConnection.connect(dsn) as connection:
+        await connection.execute("set deadlock_timeout = '10s'")  # the batch is the one that notices
+        await connection.execute("select from task where run_id = %s for update", [run_id])
+        blocked.set()
         await until_blocked(dsn)
-        await first_try.commit()
-    outcome = await asyncio.wait_for(start.result, 5)
-    assert isinstance(outcome, Started)
-    assert (outcome.run_id, outcome.created) == (start.run_id, True)
-    assert await count(dsn, "run") == 1
+        await connection.execute("select from run where run_id = %s for update", [run_id])
+        await connection.rollback()
 
 
-async def test_a_lane_is_not_drained_while_an_operation_waits_for_a_run_that_somebody_holds(
-    server: InProcessServer, api: Api, connect_worker: Callable[..., Awaitable[RawWorker]], dsn: str
+async def test_a_deadlock_with_somebody_who_locks_in_another_order_reaches_no_caller(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, connect_worker: ConnectWorker
 ) -> None:
-    """I13: a server that stops has written what was reported to it."""
-    await api.register(manifest(1))
+    """40P01: the whole batch is tried again, reading and deciding anew."""
+    server = await in_process_server(dsn, lanes=1, lock_timeout=20, statement_timeout=30, batch_timeout=40)
+    api = connect_api(server.grpc_address)
+    await api.register(manifest())
     run_id = (await api.start()).run_id
     worker = await connect_worker(server.grpc_address)
     task = await worker.task()
-    lane = server.app.engine.lanes[0]
-    async with holding(dsn, "select from run for update"):
-        before = lane.batches
-        await worker.send(pb.Complete(items=[pb.CompleteItem(task=task.task)]))
-        await eventually(lambda: lane.depth or lane.batches > before)
-        drained = asyncio.create_task(lane.drain())
-        await eventually(lambda: lane.batches >= before + 3)
-        assert not drained.done()
-    await asyncio.wait_for(drained, 5)
-    assert (await api.get(run_id)).HasField("end_time")
+    blocked = asyncio.Event()
+    rival = asyncio.create_task(deadlocked(dsn, run_id, blocked))
+    await blocked.wait()
+    assert (await worker.complete(task)).outcome == OK
+    await rival
+    await check_run(api, dsn, run_id, ["n1"])
+
+
+@pytest.mark.parametrize("error", [psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure])
+async def test_a_batch_that_lost_a_race_is_tried_again_a_bounded_number_of_times(
+    server: InProcessServer,
+    api: Api,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[psycopg.Error],
+    dsn: str,
+) -> None:
+    """I12: a race that is never won is told as UNAVAILABLE; the lane goes on."""
+    await api.register(manifest())
+    losses = 3
+    write = commit._write
+
+    async def losing(*arguments: Any) -> None:
+        nonlocal losses
+        losses -= 1
+        if losses >= 0:
+            raise error("lost")
+        await write(*arguments)
+
+    monkeypatch.setattr(commit, "_write", losing)
+    assert (await api.start(request_key="k")).created
+    assert losses == -1
+    losses = 1000
+    with refused("DATABASE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE) as refusal:
+        await api.start()
+    assert refusal.error.retry_after
+    assert losses > 900
+    losses = 0
+    assert (await api.start()).created
+    assert await count(dsn, "run") == 2
+
+
+async def test_a_run_that_another_transaction_holds_delays_no_other_run(
+    server: InProcessServer, api: Api, connect_worker: ConnectWorker, dsn: str
+) -> None:
+    """I13, and row 46 of the field's failures: the batch goes on without it, and it comes again by itself."""
+    await api.register(manifest(2))
+    runs = [r.started.run_id for r in await api.start_many([api.start_request() for _ in range(10)])]
+    worker = await connect_worker(server.grpc_address, handlers=handler_names(2), capacity=10)
+    tasks = {task.task.run_id: task for task in await worker.tasks(10)}
+    async with holding(dsn, "select from run where run_id = any(%s) for update", [runs[:2]]):
+        frame = await worker.send(pb.Complete(items=[pb.CompleteItem(task=tasks[run_id].task) for run_id in runs]))
+        answered: set[int] = set()
+        began = time.monotonic()
+        while len(answered) < 8:
+            ack = await worker.next(pb.Ack)
+            assert ack.frame_id == frame
+            assert {result.outcome for result in ack.results} == {OK}
+            answered |= {result.index for result in ack.results}
+        assert answered == set(range(2, 10))
+        for task in await worker.tasks(8):
+            assert (await worker.complete(task)).outcome == OK
+        assert (await api.start()).created
+        assert time.monotonic() - began < 3
+        assert await fetch(
+            dsn, "select distinct run_id::text from task where node_index = 0 and run_id = any(%s)", [runs]
+        )
+    while len(answered) < 10:
+        ack = await worker.next(pb.Ack)
+        answered |= {result.index for result in ack.results}
+    for _ in range(4):  # the held ones, and both steps of the run that was started meanwhile
+        await worker.complete(await worker.task())
+    for run_id in runs:
+        await api.wait(run_id)
+        await check_run(api, dsn, run_id, ["n1", "n2"])
+
+
+async def test_a_task_that_another_transaction_holds_delays_no_other_run(
+    server: InProcessServer, api: Api, connect_worker: ConnectWorker, dsn: str
+) -> None:
+    """A server that stopped in the middle of a heartbeat holds tasks, and not their runs (I13)."""
+    await api.register(manifest())
+    runs = [r.started.run_id for r in await api.start_many([api.start_request() for _ in range(6)])]
+    worker = await connect_worker(server.grpc_address)
+    tasks = {task.task.run_id: task for task in await worker.tasks(6)}
+    async with holding(dsn, "select from task where run_id = %s for update", [runs[0]]):
+        held = asyncio.create_task(worker.complete(tasks[runs[0]]))
+        await until_blocked(dsn)
+        for run_id in runs[1:]:
+            assert (await worker.complete(tasks[run_id])).outcome == OK
+        assert (await api.start()).created
+        assert not held.done()
+    assert (await held).outcome == OK
+
+
+# Lost connections
+
+
+async def test_a_batch_whose_answer_was_lost_is_recognised_when_it_is_tried_again(
+    server: InProcessServer, api: Api, connect_worker: ConnectWorker, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 48 of the field's failures: the connection dies after COMMIT was sent, before its answer came (I1, I6)."""
+    await api.register(manifest(2, retry={"max_attempts": 1}))
+    transaction = store_connection.transaction
+    losses = 0
+
+    @asynccontextmanager
+    async def losing(*arguments: Any) -> AsyncIterator[Any]:
+        nonlocal losses
+        async with transaction(*arguments) as session:
+            yield session
+        if losses > 0:
+            losses -= 1
+            raise psycopg.OperationalError("the connection is lost")
+
+    monkeypatch.setattr(commit, "transaction", losing)
+    losses = 1
+    started = await api.start(request_key="k", request_id="r")
+    assert started.created
+    assert losses == 0
+    worker = await connect_worker(server.grpc_address, handlers=handler_names(2))
+    task = await worker.task()
+    losses = 1
+    result = await worker.complete(task)
+    assert losses == 0
+    assert result.outcome in (OK, pb.ITEM_OUTCOME_ALREADY_DONE)
+    second = await worker.task(timeout=5)
+    assert (second.node_id, second.attempt) == ("n2", 1), "the lease that nobody was told of went back free"
+    await worker.complete(second)
+    await api.wait(started.run_id)
+    await check_run(api, dsn, started.run_id, ["n1", "n2"])
+    assert await count(dsn, "run") == 1
+
+
+async def test_a_claim_whose_answer_was_lost_is_taken_back(
+    server: InProcessServer, api: Api, connect_worker: ConnectWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 48: leased in the database, and nobody was told. It costs no attempt."""
+    await api.register(manifest(1, retry={"max_attempts": 1}))
+    run_id = (await api.start()).run_id
+    transaction = store_connection.transaction
+    lost = 0
+
+    @asynccontextmanager
+    async def losing(*arguments: Any) -> AsyncIterator[Any]:
+        nonlocal lost
+        async with transaction(*arguments) as session:
+            send = session.send
+            claiming = False
+
+            async def watching(statement: bytes, params: Any = None) -> Any:
+                nonlocal claiming
+                claiming = claiming or b"-- locks: up to" in statement
+                return await send(statement, params)
+
+            yield _Watched(session, watching)
+        if claiming and not lost:
+            lost += 1
+            raise psycopg.OperationalError("the connection is lost")
+
+    monkeypatch.setattr(store_connection, "transaction", losing)
+    worker = await connect_worker(server.grpc_address)
+    task = await worker.task(timeout=5)
+    assert lost == 1
+    assert task.attempt == 1
+    assert (await worker.complete(task)).outcome == OK
+    await api.wait(run_id)
+
+
+class _Watched:
+    """A transaction's session whose ``send`` is looked at."""
+
+    def __init__(self, session: Any, send: Any) -> None:
+        self._session = session
+        self.send = send
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    async def rows(self, statement: bytes, params: Any = None) -> Any:
+        cursor = await self.send(statement, params)
+        await self._session.sync()
+        return await cursor.fetchall()
+
+
+async def test_what_waits_for_a_database_that_is_away_is_given_up_in_time_and_the_lane_recovers(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller hears DATABASE_UNAVAILABLE with a delay; a later start finds the lane at work again."""
+    server = await in_process_server(dsn, lanes=1, operation_timeout=0.5)
+    api = connect_api(server.grpc_address)
+    await api.register(manifest())
+    transaction = store_connection.transaction
+    away = True
+
+    @asynccontextmanager
+    async def failing(*arguments: Any) -> AsyncIterator[Any]:
+        if away:
+            raise psycopg.OperationalError("no route to host db.internal")
+        async with transaction(*arguments) as session:
+            yield session
+
+    monkeypatch.setattr(commit, "transaction", failing)
+    began = time.monotonic()
+    results = await asyncio.gather(*(api.start() for _ in range(5)), return_exceptions=True)
+    assert 0.4 < time.monotonic() - began < 3
+    for result in results:
+        assert isinstance(result, grpc.aio.AioRpcError)
+        error = decode(result)
+        assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "DATABASE_UNAVAILABLE")
+        assert error.retry_after
+        assert "db.internal" not in error.message
+    away = False
+    assert (await api.start()).created
+
+
+# Limits
+
+
+async def test_a_full_queue_refuses_callers_with_a_delay_and_loses_nothing_that_it_took(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect
+) -> None:
+    """I12."""
+    server = await in_process_server(dsn, lanes=1, lane_queue=10, lock_timeout=20, batch_timeout=30)
+    api = connect_api(server.grpc_address)
+    await api.register(manifest())
+    async with holding(dsn, "select from deployment for update"):
+        first = asyncio.create_task(api.start())
+        await until_blocked(dsn)
+        requests = [api.start_request() for _ in range(30)]
+        waiting = asyncio.create_task(api.start_many(requests))
+        await eventually(lambda: server.app.engine.lanes[0].depth == 10)
+        with refused("OVERLOADED", grpc.StatusCode.RESOURCE_EXHAUSTED) as refusal:
+            await api.start()
+        assert refusal.error.retry_after
+    assert (await first).created
+    results = await waiting
+    assert Counter(result.WhichOneof("outcome") for result in results) == {"started": 10, "error": 20}
+    assert {r.error.reason for r in results if r.HasField("error")} == {error_pb2.ERROR_REASON_OVERLOADED}
+    assert await count(dsn, "run") == 11
+
+
+async def test_a_transaction_has_no_more_operations_and_bytes_than_may_be(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I12."""
+    batches: list[list[Any]] = []
+    work = commit.Committer.work
+
+    async def seen(self: Any, connection: Any, operations: list[Any], skip_locked: bool) -> Any:
+        batches.append(list(operations))
+        return await work(self, connection, operations, skip_locked)
+
+    monkeypatch.setattr(commit.Committer, "work", seen)
+    limits = {"lanes": 1, "lane_batch": 7, "lane_batch_bytes": 1 << 20, "lock_timeout": 20, "batch_timeout": 30}
+    server = await in_process_server(dsn, **limits)
+    api = connect_api(server.grpc_address)
+    await api.register(manifest())
+    large = '"' + "x" * 400_000 + '"'
+    async with holding(dsn, "select from deployment for update"):
+        first = asyncio.create_task(api.start())
+        await until_blocked(dsn)
+        requests = [api.start_request() for _ in range(20)]
+        small = asyncio.create_task(api.start_many(requests))
+        heavy = [asyncio.create_task(api.start(input=large)) for _ in range(5)]
+        await eventually(lambda: server.app.engine.lanes[0].depth == 25)
+    await asyncio.gather(first, small, *heavy)
+    assert max(map(len, batches)) == 7
+    for batch in batches:
+        sizes = [op.size for op in batch if isinstance(op, Start)]
+        assert len(batch) == 1 or sum(sizes) <= 1 << 20
+    assert await count(dsn, "run") == 26
+
+
+async def statements_of(server: InProcessServer, monkeypatch: pytest.MonkeyPatch, work: Awaitable[Any]) -> Counter[int]:
+    """How many statements each transaction of the lanes sent while ``work`` was awaited, by transaction."""
+    sent: Counter[int] = Counter()
+    send = store_connection.Session.send
+
+    async def counting(self: Any, statement: bytes, params: Any = None) -> Any:
+        if any(lane._connection is self._connection for lane in server.app.engine.lanes):
+            sent[id(self)] += 1
+        return await send(self, statement, params)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_connection.Session, "send", counting)
+        await work
+    return sent
+
+
+async def start_one(api: Api, worker: RawWorker) -> pb.Task:
+    await api.start()
+    return await worker.task()
+
+
+async def test_the_number_of_statements_of_a_batch_does_not_grow_with_the_batch(
+    in_process_server: StartInProcessServer,
+    dsn: str,
+    connect_api: Connect,
+    connect_worker: ConnectWorker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = await in_process_server(dsn, lanes=1)
+    api = connect_api(server.grpc_address)
+    await api.register(manifest(2))
+    worker = await connect_worker(server.grpc_address, handlers=handler_names(2), capacity=200)
+    await worker.fail(await start_one(api, worker), run_pb2.FAILURE_KIND_PERMANENT)  # definitions are in memory now
+    most: dict[str, list[int]] = {"starts": [], "completions": [], "failures": []}
+    for n in (1, 150):
+        requests = [api.start_request(request_key=f"{n} {i}") for i in range(n)]
+        counted = await statements_of(server, monkeypatch, api.start_many(requests))
+        most["starts"].append(max(counted.values()))
+        tasks = await worker.tasks(n)
+        done = worker.complete_all([(task, "1") for task in tasks])
+        most["completions"].append(max((await statements_of(server, monkeypatch, done)).values()))
+        tasks = await worker.tasks(n)
+        items = [pb.FailItem(task=t.task, failure=run_pb2.Failure(kind=run_pb2.FAILURE_KIND_PERMANENT)) for t in tasks]
+
+        async def fail(items: list[pb.FailItem] = items) -> None:
+            await worker.results(await worker.send(pb.Fail(items=items)), len(items))
+
+        most["failures"].append(max((await statements_of(server, monkeypatch, fail())).values()))
+    for what, (one, many) in most.items():
+        assert one == many <= 12, (what, most)
+
+
+async def test_a_lane_ends_what_waits_when_it_is_stopped(dsn: str, in_process_server: StartInProcessServer) -> None:
+    """Whoever waits is told, and does not hang."""
+    server = await in_process_server(dsn)
+    given_up: list[Exception] = []
+
+    class Op:
+        again, deadline, size, wanted = False, 0.0, 1, True
+
+        def give_up(self, error: Exception) -> None:
+            given_up.append(error)
+
+    async def never(*_: Any) -> Any:
+        await asyncio.Event().wait()
+
+    lane: Lane[Op] = Lane("x", server.app.config, never)
+    lane.submit([Op() for _ in range(3)])
+    await lane.stop()
+    assert [getattr(error, "reason", "") for error in given_up] == ["DATABASE_UNAVAILABLE"] * 3

@@ -121,7 +121,7 @@ class Session:
 @asynccontextmanager
 async def transaction(connection: Connection, config: Config) -> AsyncIterator[Session]:
     """A transaction in pipeline mode, with its time limits set. Commits at the end of the block, rolls back on
-    an error.
+    an error; one of the database's closes the connection.
 
     Begin, limits and the first statements travel together. A transaction that takes longer than batch_timeout
     in all has its socket shut down, and raises the driver's OperationalError.
@@ -137,6 +137,11 @@ async def transaction(connection: Connection, config: Config) -> AsyncIterator[S
             await session.sync()
     except asyncio.CancelledError:
         slam(connection)
+        raise
+    except psycopg.Error:
+        # Not used again. What the pipeline held behind the statement that failed was never prepared, and the
+        # driver now and then takes it for prepared: each later use would be an error.
+        await connection.close()
         raise
     except BaseException:
         await _roll_back(connection)
