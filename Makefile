@@ -1,6 +1,6 @@
 # `make help` lists the verbs. Each sets up .venv by itself when the lock or a pyproject has changed.
 # PYTHON=/path/to/python3 chooses the interpreter (3.11 or newer) that the environment is made from.
-# ARGS="..." is passed on: make test ARGS="tests/domain -k hash", make dev ARGS="--grpc-port 7700".
+# ARGS="..." is passed on: make test ARGS="tests/unit -k hash", make dev ARGS="--grpc-port 7700".
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
