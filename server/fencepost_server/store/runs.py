@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from fencepost_server.domain.model import Payload
+from fencepost_server.domain.model import Payload, RunState
 from fencepost_server.store.arrays import Ints, Uuids
 from fencepost_server.store.connection import Database
 from fencepost_server.store.queries import query
@@ -118,7 +118,10 @@ async def list_runs(
     before: tuple[datetime, str],
     limit: int,
 ) -> RunPage:
-    """One page. Reads a bounded number of rows, so that a rare state can give an empty page that has a next one."""
+    """One page. Reads a bounded number of rows, so that a rare state can give an empty page that has a next one; where
+    every run fits, no more rows than it returns.
+    """
+    scan = limit if set(RunState) <= set(states) else _SCAN
     name = "list_runs_of_workflow" if workflow_id else "list_runs"
     rows = await database.rows(
         query("run", name),
@@ -128,12 +131,12 @@ async def list_runs(
             "states": Ints(states),
             "before_at": before[0],
             "before_run": before[1],
-            "scan": _SCAN,
+            "scan": scan,
             "limit": limit,
         },
     )
     found = [_summary(row) for row in rows if row[12]]
-    if rows and (len(rows) == limit or rows[-1][13] == _SCAN):
+    if rows and (len(rows) == limit or rows[-1][13] == scan):
         last = rows[-1]
         return RunPage(found, (last[9], last[0]))
     return RunPage(found, None)
