@@ -17,6 +17,7 @@ from psycopg.rows import dict_row
 from fencepost.v1 import run_pb2
 from fencepost_server.domain.model import EventType
 from tests.fixtures.api import Api
+from tests.fixtures.processes import Process
 from tests.fixtures.proxy import Proxy
 from tests.fixtures.raw_worker import RawWorker
 from tests.fixtures.servers import InProcessServer, Setting, StartInProcessServer
@@ -107,6 +108,11 @@ async def task_states(dsn: str) -> list[TaskState]:
 async def leased_to(dsn: str, session_id: str) -> list[TaskState]:
     """What one session has on lease, as the database sees it."""
     return [state for state in await task_states(dsn) if state.session == session_id]
+
+
+async def until_printed(process: Process, event: str, n: int = 1, timeout: float = 15) -> None:
+    """Wait until a worker program has said something so many times."""
+    await eventually(lambda: len(process.events(event)) >= n, timeout, what=f"{event} is printed {n} times")
 
 
 def attempts(events: Iterable[run_pb2.Event]) -> list[int]:

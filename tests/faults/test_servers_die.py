@@ -23,21 +23,17 @@ from tests.faults.scene import (
     count,
     metrics,
     until_count,
+    until_printed,
 )
 from tests.faults.sink import ONCE, Sink
 from tests.fixtures.api import kinds
 from tests.fixtures.databases import database_address, redirected
 from tests.fixtures.manifests import handler_names, manifest
-from tests.fixtures.processes import Process
 from tests.fixtures.raw_worker import OK
 from tests.fixtures.servers import ServerProcess, Setting, StartServerProcess
 from tests.fixtures.waiting import eventually, until_in_transaction
 
 RUNS, STEPS = 400, 4
-
-
-async def until_printed(process: Process, event: str, n: int = 1, timeout: float = 15) -> None:
-    await eventually(lambda: len(process.events(event)) >= n, timeout, what=f"the worker prints {event} {n} times")
 
 
 async def test_a_step_that_runs_while_its_server_is_killed_and_restarted_counts_once(
