@@ -366,7 +366,8 @@ class Session:
             if ref not in indexes:
                 refs.append(ref)
             indexes.setdefault(ref, []).append(index)
-        self._heard.update((ref[0], ref[1]) for ref in refs)
+        # Only what is out can be missed: nothing else that a worker lists is kept.
+        self._heard.update(key for ref in refs if (key := (ref[0], ref[1])) in self._out)
         if not heartbeat.more:
             self._take_back(heartbeat.last_tasks_number)
         if refused or not refs:

@@ -298,3 +298,20 @@ def test_a_fault_of_one_frame_does_not_count_against_the_next() -> None:
     assert [(ack.frame_id, ack.HasField("error")) for ack in acks] == [(2, True), (3, True), (4, False)]
     with pytest.raises(FencepostError):
         session.receive(pb.SessionRequest(frame_id=4), 2)
+
+
+def test_a_heartbeat_that_never_ends_keeps_nothing_but_what_is_out() -> None:
+    """I12: a worker may send part after part, each with other leases that it never had."""
+    desk = Desk()
+    session = new_session(desk=desk)
+    mine = leased(1)
+    session.settle((), [mine])
+    for part in range(2, 1002):
+        refs = [pb.TaskRef(run_id=str(uuid.UUID(int=part * 50 + n)), task_id=2, fencing_token=1) for n in range(49)]
+        refs.append(pb.TaskRef(run_id=mine.run_id, task_id=mine.task_id, fencing_token=mine.token))
+        frame = pb.SessionRequest(frame_id=part, heartbeat=pb.Heartbeat(tasks=refs, last_tasks_number=1, more=True))
+        session.receive(frame, frame.ByteSize())
+    assert len(session._heard) == 1
+    session.receive(pb.SessionRequest(frame_id=1002, heartbeat=pb.Heartbeat(last_tasks_number=1)), 10)
+    assert not session._heard
+    assert desk.reports == []
