@@ -6,17 +6,36 @@ Row 48 of the field failures. I1, I6. Statements are recognised by their text, s
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+
 import pytest
 
 from fencepost.v1 import worker_service_pb2 as pb
-from tests.faults.scene import ONE_ATTEMPT, SOON, STAYING, Scene, attempts, leased_to, task_states
+from tests.faults.conftest import StartWorker
+from tests.faults.scene import (
+    COMPLETED,
+    ENDED,
+    ONE_ATTEMPT,
+    SOON,
+    STAYING,
+    Scene,
+    attempts,
+    count,
+    leased_to,
+    task_states,
+    until_count,
+    until_printed,
+)
+from tests.faults.sink import ONCE, Sink
 from tests.fixtures.databases import database_address, redirected
 from tests.fixtures.manifests import handler_names, manifest
 from tests.fixtures.proxy import HowToBreak, Proxy
 from tests.fixtures.raw_worker import ALREADY_DONE, OK
-from tests.fixtures.servers import InProcessServer
+from tests.fixtures.servers import InProcessServer, StartServerProcess
 from tests.fixtures.waiting import eventually
 
+RUNS, STEPS = 400, 3
 CLAIM, WRITE_TASK, WRITE_RUN, REWRITE_TASK, RENEW, ADOPT = (
     b"numbered as (",
     b"insert into task (run_id",
@@ -208,6 +227,29 @@ async def test_a_next_step_whose_stream_ends_between_its_lease_and_its_frame_cos
     assert (task.task.run_id, task.node_id, task.attempt) == (run_id, "n2", 1)
     assert (await other.complete(task)).outcome == OK
     assert attempts(await api.history(run_id)) == [1, 1]
+
+
+async def test_connections_that_break_again_and_again_under_load_lose_nothing_and_repeat_nothing(
+    scene: Scene, server_process: StartServerProcess, worker_process: StartWorker, sink: Sink
+) -> None:
+    """Rows 1, 5 and 48 all at once: the server's connections and the worker's stream, in turn, at any moment."""
+    database = scene.proxy(database_address(scene.dsn))
+    settings = {"free_redeliveries": 100, "operation_timeout": 30.0}
+    server = server_process(redirected(scene.dsn, database.address), **STAYING | settings)
+    stream = scene.proxy(server.grpc_address)
+    api = scene.api(server.grpc_address)
+    await api.register(manifest(STEPS, retry=ONE_ATTEMPT))
+    worker = worker_process(stream.address, steps=STEPS)
+    await until_printed(worker, "connected")
+    await api.start_many([api.start_request() for _ in range(RUNS)])
+    for number in range(1, 11):
+        await until_count(scene.dsn, COMPLETED, RUNS * STEPS * number // 12, 15, more=True)
+        (database if number % 2 else stream).reset()
+    await until_count(scene.dsn, ENDED, RUNS, 20)
+    assert await count(scene.dsn, COMPLETED + " and attempt = 1") == RUNS * STEPS
+    assert Counter(sink.effects().values()) == {ONCE: RUNS * STEPS}
+    assert await asyncio.to_thread(worker.terminate) == 0
+    assert worker.events("ended")[0]["lost"] == 0
 
 
 async def _second_leased(scene: Scene) -> bool:
