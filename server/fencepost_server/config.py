@@ -118,7 +118,9 @@ class Config:
     )
     notify_delay: float = _setting(0.01, "How long hints to other servers are gathered.", low=0, high=1)
     sweep_batch: int = _setting(250, "Leases expired in one go.", low=1, high=5000)
-    outage_gap: float = _setting(5.0, "A gap between good sweeps that counts as an outage.", low=0.5, high=600)
+    outage_gap: float = _setting(
+        5.0, "A gap between the probes of all servers that counts as an outage.", low=0.5, high=600
+    )
     server_timeout: float = _setting(10.0, "A server that has not probed for so long counts as gone.", low=1, high=600)
 
     # Calls

@@ -77,8 +77,6 @@ class Lane(Generic[Op]):
         """Called after a batch that had to be tried again because the connection failed."""
         self.batches = 0
         self.operations = 0
-        self.last_commit = 0.0
-        """Monotonic time of the last good batch, 0 before the first."""
 
     def start(self) -> None:
         """Begin to work."""
@@ -104,7 +102,9 @@ class Lane(Generic[Op]):
         return len(self._waiting)
 
     def submit(self, operations: Iterable[Op]) -> None:
-        """Queue operations of workers and loops, whose number is bounded by their sessions."""
+        """Queue operations of workers, whose number is bounded by max_client_ops, and of loops, which are given up at
+        their deadline and found again.
+        """
         deadline = time.monotonic() + self._config.operation_timeout
         for operation in operations:
             operation.deadline = deadline
@@ -177,7 +177,6 @@ class Lane(Generic[Op]):
                 batch = self._still_wanted(batch)
                 self._drop_expired()
             else:
-                self.last_commit = time.monotonic()
                 self.batches += 1
                 self.operations += len(batch) - len(skipped)
                 self._requeue(skipped)
