@@ -90,7 +90,7 @@ cross join lateral (
 
 -- name: update_keys
 -- locks: run_key rows that this transaction inserted. A request id whose request was bound to an older run remembers that; a key
--- whose first request was refused goes to the next one, with the fingerprint of that.
+-- whose first request was refused goes to the next one, with the fingerprint of that. index: run_key_pkey
 update run_key r set run_id = u.run_id, definition_hash = u.hash, fingerprint = u.fingerprint, created = u.created
 from unnest(%(namespaces)s, %(kinds)s, %(workflow_ids)s, %(user_ids)s, %(keys)s, %(run_ids)s, %(hashes)s,
             %(fingerprints)s, %(created)s)
@@ -101,7 +101,7 @@ where r.namespace = any(%(namespaces)s) and r.kind = any(%(kinds)s) and r.workfl
   and r.key = u.key;
 
 -- name: delete_keys
--- locks: run_key rows that this transaction inserted. A refused request leaves no key behind.
+-- locks: run_key rows that this transaction inserted. A refused request leaves no key behind. index: run_key_pkey
 delete from run_key where ctid = any(array(
     select r.ctid
     from unnest(%(namespaces)s, %(kinds)s, %(workflow_ids)s, %(user_ids)s, %(keys)s, %(run_ids)s)
@@ -148,7 +148,7 @@ from unnest(%(run_ids)s, %(task_ids)s, %(namespaces)s, %(queues)s, %(handlers)s,
        timeout_ms, lease_session, lease_expires_at, attempt_deadline_at);
 
 -- name: update_tasks
--- Back to READY, with another token: retries, releases, expiries, undelivered tasks.
+-- Back to READY, with another token: retries, releases, expiries, undelivered tasks. index: task_pkey
 update task t
 set visible_at = u.visible_at, attempt = u.attempt, operational_failures = u.operational_failures,
     corrective_failures = u.corrective_failures, redeliveries = u.redeliveries, token = u.token,

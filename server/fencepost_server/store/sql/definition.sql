@@ -9,6 +9,7 @@ insert into deployment (namespace, workflow_id, active_hash) values (%(namespace
 on conflict on constraint deployment_pkey do nothing;
 
 -- name: activate
+-- The deployment is locked. index: deployment_pkey
 update deployment set active_hash = %(hash)s where namespace = %(namespace)s and workflow_id = %(workflow_id)s;
 
 -- name: same_compatibility

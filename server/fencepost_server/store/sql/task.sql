@@ -118,7 +118,7 @@ select count(*) from (
 -- Candidates for the sweeper, without locks: each is checked again under the locks of the batch. Pages by key, so that rows
 -- which can't be changed now do not hide those behind them. index: task_lease
 select run_id, task_id, token, namespace, lease_expires_at from task
-where lease_session is not null and lease_expires_at <= clock_timestamp()
+where lease_session is not null and lease_expires_at <= (select clock_timestamp())
   and (lease_expires_at, run_id, task_id) > (%(after_at)s, %(after_run)s, %(after_task)s)
 order by lease_expires_at, run_id, task_id limit %(limit)s;
 

@@ -1,0 +1,133 @@
+"""An engine without work is idle, and rows are changed where they are (row 34 of the field's failures)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.engine.rows import execute, fetch
+from tests.fixtures.api import Api
+from tests.fixtures.manifests import handler_names, manifest
+from tests.fixtures.raw_worker import RawWorker
+from tests.fixtures.servers import StartInProcessServer
+from tests.fixtures.waiting import eventually
+
+ConnectWorker = Callable[..., Awaitable[RawWorker]]
+Connect = Callable[[str], Api]
+STATEMENTS = 6
+
+
+async def transactions(dsn: str) -> int:
+    """How many transactions this database has seen; a statement outside of one counts as one."""
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        await connection.execute("select pg_stat_clear_snapshot()")
+        row = await (
+            await connection.execute(
+                "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
+            )
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+
+@pytest.mark.parametrize("workers", [0, 5])
+async def test_an_idle_server_asks_the_database_at_most_five_times_a_second(
+    in_process_server: StartInProcessServer,
+    dsn: str,
+    connect_api: Connect,
+    connect_worker: ConnectWorker,
+    workers: int,
+) -> None:
+    """Counted at the driver and in the database, with workers connected or not, and with LISTEN."""
+    server = await in_process_server(dsn, listen_dsn=dsn)
+    sent: list[float] = []
+    loop = asyncio.get_running_loop()
+    engine = server.app.engine
+    await eventually(lambda: engine.last_probe)
+    for _ in range(workers):
+        await connect_worker(server.grpc_address, handlers=handler_names(3))
+    before = await transactions(dsn)
+    began = loop.time()
+    with pytest.MonkeyPatch.context() as patch:
+        execute_ = psycopg.AsyncCursor.execute
+
+        async def counting(*arguments: Any, **options: Any) -> Any:
+            sent.append(loop.time())
+            return await execute_(*arguments, **options)
+
+        patch.setattr(psycopg.AsyncCursor, "execute", counting)
+        await eventually(lambda: len(sent) >= STATEMENTS, 10)
+    elapsed = loop.time() - began
+    assert elapsed >= STATEMENTS / 5, f"{len(sent)} statements in {elapsed:.2f} s"
+    assert await transactions(dsn) - before <= 5 * elapsed + 10
+    assert {loop_.name: loop_.errors for loop_ in engine.loops if loop_.errors} == {}
+
+
+async def test_the_updates_of_runs_touch_no_index(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, connect_worker: ConnectWorker
+) -> None:
+    """HOT: nothing that changes with a step is in an index of the run, its state included."""
+    [(before, hot_before)] = await fetch(dsn, STATS)
+    server = await in_process_server(dsn)
+    api = connect_api(server.grpc_address)
+    await api.register(manifest(10))
+    runs = [r.started.run_id for r in await api.start_many([api.start_request() for _ in range(50)])]
+    worker = await connect_worker(server.grpc_address, handlers=handler_names(10), capacity=50)
+    for _ in range(10):
+        await worker.complete_all([(task, "1") for task in await worker.tasks(50)])
+    for run_id in runs:
+        await api.wait(run_id)
+    await worker.close()
+    await server.stop()  # a backend that ends tells its numbers at once
+
+    async def all_told() -> bool:
+        [(updates, _)] = await fetch(dsn, STATS)
+        return bool(updates - before >= 500)
+
+    await eventually(all_told)
+    [(updates, hot)] = await fetch(dsn, STATS)
+    assert updates - before == 500
+    assert hot - hot_before >= 0.9 * 500
+    assert await fetch(dsn, INDEXED) == [], "an index or a predicate names a column that changes with a step"
+
+
+STATS = """
+select coalesce(sum(n_tup_upd), 0)::int, coalesce(sum(n_tup_hot_upd), 0)::int
+from pg_stat_user_tables where relname = 'run'
+"""
+INDEXED = """
+select i.indexrelid::regclass::text, a.attname
+from pg_index i join pg_attribute a on a.attrelid = i.indrelid and a.attnum = any(i.indkey)
+where i.indrelid = 'run'::regclass
+  and (a.attname in ('state', 'node_index', 'next_seq', 'last_event_at', 'output_seq', 'failure', 'ended_at')
+       or i.indpred is not null)
+"""
+
+
+async def test_housekeeping_forgets_what_is_past_its_time_and_nothing_else(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, connect_worker: ConnectWorker
+) -> None:
+    server = await in_process_server(dsn, request_memory=60)
+    api = connect_api(server.grpc_address)
+    await api.register(manifest())
+    first = await api.start(request_key="k", request_id="r")
+    await api.start(request_id="r2")
+    old, new = [await connect_worker(server.grpc_address) for _ in range(2)]
+    await old.drop()
+    await eventually(lambda: fetch(dsn, "select from session where ended_at is not null"))
+    await new.drop()
+    await eventually(lambda: fetch(dsn, "select from session having count(ended_at) = 2"))
+    await execute(dsn, "update run_key set expires_at = expires_at - interval '1 h' where key = 'r'")
+    await execute(
+        dsn, "update session set ended_at = ended_at - interval '2 h' where session_id = %s", [old.sessions[0]]
+    )
+    await execute(dsn, "insert into server values (gen_random_uuid(), now() - interval '1 d', now() - interval '1 d')")
+    await server.app.engine.housekeep_once()
+    assert await fetch(dsn, "select key from run_key order by key") == [("k",), ("r2",)]
+    assert await fetch(dsn, "select session_id::text from session") == [(new.sessions[0],)]
+    assert await fetch(dsn, "select server_id::text from server") == [(server.app.engine.server_id,)]
+    assert (await api.start(request_key="k", request_id="r")).run_id == first.run_id, "keys outlive their requests"

@@ -1,0 +1,260 @@
+"""The plans of every hot statement on 50,000 rows: the index that its comment names, and few rows touched.
+
+Most runs have ended; tasks wait in hundreds of places, a tenth of them is leased. The statements run with the
+settings of a batch, in a transaction that is rolled back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from fencepost_server.store import arrays
+from fencepost_server.store.arrays import Blobs, Ints, Texts, Uuids
+from fencepost_server.store.queries import query, statements
+
+RUNS = 50_000
+BUILD = """
+insert into definition (namespace, workflow_id, hash, compatibility_id, manifest)
+select 'default', 'wf' || n, sha256(n::text::bytea), '1', '{}' from generate_series(1, 500) n;
+insert into deployment select namespace, workflow_id, hash from definition;
+insert into run (run_id, namespace, workflow_id, definition_hash, user_id, request_key, priority, state, node_index,
+                 next_seq, last_event_at, created_at, ended_at)
+select md5('r' || n)::uuid, 'default', 'wf' || (1 + n % 500), sha256((1 + n % 500)::text::bytea), '', 'k' || n,
+       3, 3, 0, 5, now() - n * interval '1 s', now() - n * interval '1 s', now()
+from generate_series(1, %(runs)s) n;
+insert into run_key (namespace, kind, workflow_id, user_id, key, run_id, definition_hash, fingerprint, created)
+select 'default', 1, workflow_id, '', request_key, run_id, definition_hash, '\\x00', true from run;
+insert into event (run_id, seq, type, at, node_index, task_id, token, attempt, digest, payload)
+select run_id, seq, seq, now(), 0, 2, 1, 1, '\\x00', 'null' from run, unnest('{1, 4}'::int[]) seq;
+insert into task (run_id, task_id, namespace, queue, handler, priority, node_index, input_seq, visible_at, attempt,
+                  operational_failures, corrective_failures, redeliveries, token, lease_ms, lease_session,
+                  lease_expires_at)
+select md5('r' || n)::uuid, 2, 'default', 'q' || n %% 20, 'h' || n %% 7, 1 + n %% 5, 0, 1,
+       now() + (n - %(runs)s / 2) * interval '1 s', 1, 0, 0, 0, 1, 60000,
+       case when n %% 10 = 0 then md5('s' || n / 10 %% 1000)::uuid end,
+       case when n %% 10 = 0 then now() + n * interval '1 ms' end
+from generate_series(1, %(runs)s) n;
+insert into session (session_id, namespace, server_id, process_nonce, worker_name, sdk)
+select md5('s' || n)::uuid, 'default', gen_random_uuid(), 'n', 'w', '' from generate_series(1, 1000) n;
+"""
+
+
+@pytest.fixture(scope="module")
+def connection(cluster: Any, template: str) -> Iterator[psycopg.Connection[Any]]:
+    """A database of 50,000 runs and tasks, analyzed."""
+    name = cluster.prefix + "plans"
+    dsn = cluster.create(name, template)
+    try:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            for part in BUILD.replace("%%", "%").split(";\n"):
+                if part.strip():
+                    connection.execute(part.replace("%(runs)s", str(RUNS)))
+            connection.execute("vacuum analyze")
+            arrays.register(connection)  # type: ignore[arg-type]  # adapters are the same for both kinds
+            yield connection
+    finally:
+        cluster.drop(name)
+
+
+def run_ids(n: int) -> list[str]:
+    return [str(uuid.UUID(hashlib.md5(f"r{i}".encode()).hexdigest())) for i in range(10, 10 + 10 * n, 10)]
+
+
+def session_id(n: int) -> str:
+    return str(uuid.UUID(hashlib.md5(f"s{n}".encode()).hexdigest()))
+
+
+NOW = datetime.now(UTC)
+SOME = run_ids(20)
+KEYS = {
+    "namespaces": Texts(["default"] * 20),
+    "kinds": Ints([1] * 20),
+    "workflow_ids": Texts(f"wf{1 + n % 500}" for n in range(20)),
+    "user_ids": Texts([""] * 20),
+    "keys": Texts(f"k{n}" for n in range(20)),
+}
+REFS = {"run_ids": Uuids(SOME), "task_ids": Ints([2] * 20), "tokens": Ints([1] * 20), "namespace": "default"}
+LIMITS = {"gap": timedelta(seconds=5), "hold": timedelta(seconds=30), "server_timeout": timedelta(seconds=10)}
+
+HOT: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
+    # name: file, statement, parameters, indexes that may be used, rows that may be touched
+    "lock deployments": (
+        "batch",
+        "lock_deployments",
+        {"namespaces": Texts(["default"] * 20), "workflow_ids": Texts(f"wf{n}" for n in range(1, 21))},
+        {"deployment_pkey"},
+        100,
+    ),
+    "lock runs": ("batch", "lock_runs", {"run_ids": Uuids(SOME)}, {"run_pkey"}, 100),
+    "lock runs, skipping": ("batch", "lock_runs_skipping", {"run_ids": Uuids(SOME)}, {"run_pkey"}, 100),
+    "lock tasks": ("batch", "lock_tasks", {"run_ids": Uuids(SOME), "task_ids": Ints([2] * 20)}, {"task_pkey"}, 100),
+    "read outcomes": (
+        "batch",
+        "read_outcomes",
+        {"run_ids": Uuids(SOME), "task_ids": Ints([2] * 20)},
+        {"event_pkey"},
+        150,
+    ),
+    "read keys": ("batch", "read_keys", KEYS, {"run_key_pkey"}, 100),
+    "read runs": ("batch", "read_runs", {"run_ids": Uuids(SOME)}, {"run_pkey"}, 100),
+    "read definitions": (
+        "batch",
+        "read_definitions",
+        {"hashes": Blobs([hashlib.sha256(b"7").digest()])},
+        {"definition_hash"},
+        20,
+    ),
+    "delete tasks": ("batch", "delete_tasks", {"run_ids": Uuids(SOME), "task_ids": Ints([2] * 20)}, {"task_pkey"}, 150),
+    "claim": (
+        "task",
+        "claim",
+        {
+            "namespace": "default",
+            "queues": Texts(["q1", "q3"]),
+            "handlers": Texts(["h1", "h3"]),
+            "priorities": Ints([2, 4]),
+            "sessions": Uuids([session_id(1)] * 20),
+            "limit": 20,
+        },
+        {"task_ready", "task_pkey", "run_pkey", "event_pkey", "cluster_pkey"},
+        500,
+    ),
+    "renew": ("task", "renew", REFS, {"task_pkey"}, 150),
+    "read leases": ("task", "read_leases", REFS, {"task_pkey"}, 100),
+    "adopt": ("task", "adopt", {**REFS, "session": session_id(5)}, {"task_pkey"}, 150),
+    "session's leases": (
+        "task",
+        "session_leases",
+        {"sessions": Uuids([session_id(n) for n in range(1, 4)]), "limit": 100_000},
+        {"task_session"},
+        1600,
+    ),
+    "expired": (
+        "task",
+        "expired",
+        {"after_at": NOW - timedelta(days=1), "after_run": str(uuid.UUID(int=0)), "after_task": 0, "limit": 250},
+        {"task_lease"},
+        2000,
+    ),
+    "shorten": (
+        "task",
+        "shorten",
+        {"session": session_id(10), "grace": timedelta(seconds=1)},
+        {"task_session", "task_pkey"},
+        2500,
+    ),
+    "count long": (
+        "task",
+        "count_long",
+        {"session": session_id(10), "grace": timedelta(seconds=1)},
+        {"task_session"},
+        600,
+    ),
+    "list runs": (
+        "run",
+        "list_runs",
+        {
+            "namespace": "default",
+            "before_at": NOW - timedelta(hours=1),
+            "before_run": SOME[0],
+            "scan": 1000,
+            "limit": 100,
+            "states": Ints([3]),
+        },
+        {"run_list"},
+        1000,
+    ),
+    "list runs of a workflow": (
+        "run",
+        "list_runs_of_workflow",
+        {
+            "namespace": "default",
+            "workflow_id": "wf7",
+            "before_at": NOW,
+            "before_run": SOME[0],
+            "scan": 1000,
+            "limit": 100,
+            "states": Ints([3]),
+        },
+        {"run_list_workflow"},
+        100,
+    ),
+    "open steps": ("task", "open_steps", {"run_id": SOME[0]}, {"task_pkey", "session_pkey"}, 20),
+    "probe": (
+        "cluster",
+        "probe",
+        {"server": str(uuid.uuid4()), **LIMITS},
+        {"task_ready", "task_lease", "server_pkey", "cluster_pkey"},
+        20_000,
+    ),
+    "get run": ("run", "get_run", {"run_id": SOME[0], "namespace": "default"}, {"run_pkey"}, 5),
+    "payloads": ("run", "payloads", {"run_id": SOME[0]}, {"run_pkey", "event_pkey"}, 10),
+    "progress": ("run", "progress", {"run_ids": Uuids(SOME)}, {"run_pkey"}, 100),
+    "history": ("run", "history", {"run_id": SOME[0], "after": 0, "limit": 100}, {"event_pkey"}, 10),
+    "run by key": (
+        "run",
+        "run_by_key",
+        {"namespace": "default", "kind": 1, "workflow_id": "wf2", "user_id": "", "key": "k1"},
+        {"run_key_pkey"},
+        5,
+    ),
+}
+
+
+def walk(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A plan's nodes."""
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from walk(child)
+
+
+def faults(connection: psycopg.Connection[Any], name: str) -> list[str]:
+    """What is wrong with the plan of one statement."""
+    file, statement, params, indexes, most = HOT[name]
+    limits = {"lock_timeout": "1000", "statement_timeout": "5000", "idle_timeout": "5000"}
+    with connection.transaction(force_rollback=True):
+        if name != "probe":  # it alone runs without the settings of a batch
+            connection.execute(query("batch", "prelude"), limits)
+        explained = b"explain (analyze, format json, timing off, costs off) " + query(file, statement)
+        row = connection.execute(explained, params).fetchone()
+    assert row is not None
+    plan = row[0] if isinstance(row[0], list) else json.loads(row[0])
+    nodes = list(walk(plan[0]["Plan"]))
+    used = {node["Index Name"] for node in nodes if "Index Name" in node}
+    scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"} - {"cluster", "server"}
+    touched = sum(
+        (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+        for node in nodes
+        if "Relation Name" in node
+    )
+    found = [f"uses {index}" for index in used - indexes] + [f"scans {table}" for table in scanned]
+    if not used:
+        found.append("uses no index")
+    if touched > most:
+        found.append(f"touches {touched:.0f} rows")
+    return found
+
+
+def test_every_hot_statement_uses_its_index_and_touches_few_rows(connection: psycopg.Connection[Any]) -> None:
+    """I12: the cost of none of them grows with what lies around."""
+    assert {name: found for name in HOT if (found := faults(connection, name))} == {}
+
+
+def test_every_statement_that_looks_something_up_says_which_index_it_uses() -> None:
+    """The comment stays in the text, so that it shows up in pg_stat_activity."""
+    silent = []
+    for file in ("batch", "task", "run", "definition"):
+        for name, text in statements(file).items():
+            comment = b"\n".join(line for line in text.splitlines() if line.startswith(b"--"))
+            if re.search(rb"\bwhere\b", text) and b"index:" not in comment and b"HOT" not in comment:
+                silent.append(f"{file}.{name}")
+    assert silent == []
