@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from fencepost_server.store.tasks import Expired, Ref
 _SKIPPED_PAUSE = 0.05
 _MAX_PAGES = 40
 _MAX_LEASES = 100_000
+_STATEMENT_LEASES = 5000
 _MAX_WAITING = 20  # frames of one session: a heartbeat of 10,000 leases has ten
 
 
@@ -31,59 +33,99 @@ class Renewal:
     refs: list[Ref]
     answered: Callable[[dict[Ref, float | None]], None]
     wanted: Callable[[], bool]
+    tried: bool = False
+    """Its leases were locked when they were tried."""
 
 
 class Renewer:
-    """Renews all leases of all heartbeats that came since the last statement in one statement a namespace."""
+    """Renews the leases of all heartbeats together, one frame of each session in turn.
+
+    However many frames a session sends, another's waits for one of them at most; and each statement commits by
+    itself, so that there is progress however many leases wait.
+    """
 
     def __init__(self, config: Config, database: Database) -> None:
         self._config = config
         self._database = database
-        self._waiting: list[Renewal] = []
+        self._waiting: dict[str, deque[Renewal]] = {}
         self.loop = Loop("renew", self.run_once)
 
     def submit(self, renewal: Renewal) -> None:
-        """Queue a heartbeat. While the database is away a session's newest ones stay; older ones are not answered."""
-        mine = [waiting for waiting in self._waiting if waiting.session_id == renewal.session_id]
-        if len(mine) >= _MAX_WAITING:
-            self._waiting.remove(mine[0])
-        self._waiting.append(renewal)
+        """Queue a heartbeat. A session's newest ones stay when more come than are renewed, as while the database is
+        away; older ones are not answered.
+        """
+        self._waiting.setdefault(renewal.session_id, deque(maxlen=_MAX_WAITING)).append(renewal)
         self.loop.wake()
 
     async def run_once(self) -> float | None:
-        """Renew what waits. A lease that another transaction holds just now is tried again."""
-        waiting = [renewal for renewal in self._waiting if renewal.wanted()]
-        self._waiting = []
-        try:
-            skipped = await self._renew(waiting)
-        except BaseException:
-            self._waiting = waiting + self._waiting
-            raise
-        self._waiting = skipped + self._waiting
+        """Renew a frame of each session. A lease that another transaction holds just now is tried again."""
+        parts = _parts(self._turn())
+        while parts:
+            try:
+                skipped = await self._renew(parts[-1])
+            except BaseException:
+                for renewal in (renewal for part in parts for renewal in part):
+                    self._put_back(renewal)
+                raise
+            parts.pop()
+            for renewal in skipped:
+                self._put_back(renewal)
         if not self._waiting:
             return None
-        return _SKIPPED_PAUSE if len(self._waiting) == len(skipped) else 0.0
+        fresh = any(not renewal.tried for frames in self._waiting.values() for renewal in frames)
+        return 0.0 if fresh else _SKIPPED_PAUSE
 
-    async def _renew(self, waiting: Sequence[Renewal]) -> list[Renewal]:
+    def _turn(self) -> list[Renewal]:
+        turn = []
+        for session_id, frames in list(self._waiting.items()):
+            while frames:
+                renewal = frames.popleft()
+                if renewal.wanted():
+                    turn.append(renewal)
+                    break
+            if not frames:
+                del self._waiting[session_id]
+        return turn
+
+    def _put_back(self, renewal: Renewal) -> None:
+        """To be tried again: before what came later, unless that is so much that it replaces it."""
+        frames = self._waiting.setdefault(renewal.session_id, deque(maxlen=_MAX_WAITING))
+        if len(frames) == _MAX_WAITING:
+            return
+        if renewal.tried:
+            frames.append(renewal)
+        else:
+            frames.appendleft(renewal)
+
+    async def _renew(self, renewals: Sequence[Renewal]) -> list[Renewal]:
+        """Renew in one transaction. Returns what was locked."""
+        namespace = renewals[0].namespace
+        refs = list({ref for renewal in renewals for ref in renewal.refs})
+        async with self._database.transaction() as session:
+            renewed, locked = await tasks.renew(session, namespace, refs)
         skipped: list[Renewal] = []
-        by_namespace: dict[str, list[Renewal]] = {}
-        for renewal in waiting:
-            by_namespace.setdefault(renewal.namespace, []).append(renewal)
-        for namespace, renewals in by_namespace.items():
-            refs = list({ref for renewal in renewals for ref in renewal.refs})
-            renewed: dict[Ref, float] = {}
-            locked: set[Ref] = set()
-            async with self._database.transaction() as session:
-                for start in range(0, len(refs), 5000):
-                    some, more = await tasks.renew(session, namespace, refs[start : start + 5000])
-                    renewed.update(some)
-                    locked |= more
-            for renewal in renewals:
-                again = [ref for ref in renewal.refs if ref in locked]
-                renewal.answered({ref: renewed.get(ref) for ref in renewal.refs if ref not in locked})
-                if again:
-                    skipped.append(Renewal(renewal.session_id, namespace, again, renewal.answered, renewal.wanted))
+        for renewal in renewals:
+            again = [ref for ref in renewal.refs if ref in locked]
+            renewal.answered({ref: renewed.get(ref) for ref in renewal.refs if ref not in locked})
+            if again:
+                skipped.append(
+                    Renewal(renewal.session_id, namespace, again, renewal.answered, renewal.wanted, tried=True)
+                )
         return skipped
+
+
+def _parts(renewals: Sequence[Renewal]) -> list[list[Renewal]]:
+    """What one statement renews: of one namespace, and not much more than _STATEMENT_LEASES."""
+    parts: list[list[Renewal]] = []
+    size = 0
+    for renewal in sorted(renewals, key=lambda renewal: renewal.namespace):
+        size += len(renewal.refs)
+        if parts and parts[-1][0].namespace == renewal.namespace and size <= _STATEMENT_LEASES:
+            parts[-1].append(renewal)
+        else:
+            parts.append([renewal])
+            size = len(renewal.refs)
+    return parts
 
 
 @dataclass(slots=True)
