@@ -1,0 +1,172 @@
+"""How sessions end: asked to go, given up, cut off; and what many large tasks do not end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from fencepost.v1 import run_pb2
+from fencepost.v1 import worker_service_pb2 as pb
+from tests.engine.rows import fetch
+from tests.fixtures.api import Api
+from tests.fixtures.manifests import handler_names, manifest
+from tests.fixtures.raw_worker import LEASE_LOST, OK, RawWorker, StreamEnded
+from tests.fixtures.refusals import refused
+from tests.fixtures.servers import StartInProcessServer
+from tests.fixtures.waiting import eventually
+
+ConnectWorker = Callable[..., Awaitable[RawWorker]]
+Connect = Callable[[str], Api]
+LEFT = "select extract(epoch from lease_expires_at - clock_timestamp())::float8 from task order by run_id"
+
+
+async def started(api: Api, n: int = 1, **overrides: Any) -> list[str]:
+    """Runs of a workflow of one step."""
+    await api.register(manifest(1, **overrides))
+    return [r.started.run_id for r in await api.start_many([api.start_request() for _ in range(n)])]
+
+
+async def test_a_server_that_stops_asks_its_workers_to_finish_and_takes_nothing_new(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, connect_worker: ConnectWorker
+) -> None:
+    """Row 31 of the field's failures."""
+    server = await in_process_server(dsn, shutdown_grace=10)
+    api = connect_api(server.grpc_address)
+    await api.register(manifest(2))
+    run_id = (await api.start()).run_id
+    worker = await connect_worker(server.grpc_address, handlers=handler_names(2))
+    task = await worker.task()
+    stopping = asyncio.create_task(server.stop())
+    drain = await worker.next(pb.Drain)
+    assert drain.grace.ToTimedelta().total_seconds() == 10
+    with refused("SERVER_DRAINING", grpc.StatusCode.UNAVAILABLE) as refusal:
+        await api.start()
+    assert refusal.error.retry_after is not None
+    late = await connect_worker(server.grpc_address, hello=False)
+    await late.send(late.hello())
+    error = await late.ended()
+    assert error is not None
+    assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "SERVER_DRAINING")
+    assert (await api.get(run_id)).state == run_pb2.RUN_STATE_PENDING
+    assert (await worker.complete(task)).outcome == OK
+    error = await worker.ended()
+    assert error is not None
+    assert error.reason == "SERVER_DRAINING"
+    assert worker.unread(pb.Tasks) == [], "the next step is for another server"
+    began = time.monotonic()
+    await stopping
+    assert time.monotonic() - began < 5
+    assert await fetch(dsn, "select node_index, lease_session from task") == [(1, None)]
+
+
+async def test_a_worker_that_does_not_finish_in_time_is_cut_off_and_another_server_goes_on(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, connect_worker: ConnectWorker
+) -> None:
+    """I13."""
+    first = await in_process_server(dsn, shutdown_grace=0.3, disconnect_grace=0.3)
+    second = await in_process_server(dsn, disconnect_grace=0.3, poll_interval=0.05)
+    runs = await started(connect_api(first.grpc_address), retry={"initial_delay": "0s"})
+    worker = await connect_worker(first.grpc_address)
+    task = await worker.task()
+    await first.stop()
+    error = await worker.ended()
+    assert error is not None
+    assert error.code is grpc.StatusCode.UNAVAILABLE
+    other = await connect_worker(second.grpc_address)
+    again = await other.task()
+    assert again.attempt == 2
+    assert (await other.complete(task)).outcome == LEASE_LOST
+    assert (await other.complete(again)).outcome == OK
+    await connect_api(second.grpc_address).wait(runs[0])
+
+
+async def test_a_session_of_a_certain_age_is_asked_to_go_and_its_next_one_may_come_before_it_has(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, connect_worker: ConnectWorker
+) -> None:
+    """Make before break: the new stream names neither held leases nor previous sessions."""
+    server = await in_process_server(dsn, session_max_age=0.2, ping_interval=0.1)
+    api = connect_api(server.grpc_address)
+    await started(api)
+    worker = await connect_worker(server.grpc_address)
+    task = await worker.task()
+    await worker.next(pb.Drain)
+    await api.start()
+    new = await connect_worker(server.grpc_address, process_nonce=worker.hello().process_nonce)
+    await new.task()
+    assert worker.unread(pb.Tasks) == []
+    assert [r.outcome for r in await worker.heartbeat()] == [OK]
+    assert (await worker.complete(task)).outcome == OK
+    error = await worker.ended()
+    assert error is None or error.reason == "SERVER_DRAINING"
+
+
+async def test_a_worker_that_answers_no_pings_is_given_up_and_its_leases_come_back(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, connect_worker: ConnectWorker
+) -> None:
+    """Row 2 of the field's failures."""
+    server = await in_process_server(dsn, ping_interval=0.1, disconnect_grace=0.1, poll_interval=0.05)
+    api = connect_api(server.grpc_address)
+    runs = await started(api, retry={"initial_delay": "0s"})
+    deaf = await connect_worker(server.grpc_address, auto_pong=False)
+    await deaf.task()
+    error = await deaf.ended()
+    assert error is not None
+    assert (error.code, error.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "SESSION_TIMED_OUT")
+    assert deaf.pings == 3
+    other = await connect_worker(server.grpc_address)
+    assert (await other.complete(await other.task())).outcome == OK
+    await api.wait(runs[0])
+
+
+async def test_a_worker_that_does_not_read_is_cut_off_and_the_others_notice_nothing(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, connect_worker: ConnectWorker
+) -> None:
+    """I12: a write that blocks for too long ends the session."""
+    server = await in_process_server(dsn, write_timeout=0.3, disconnect_grace=0.1, poll_interval=0.05)
+    api = connect_api(server.grpc_address)
+    await api.register(manifest(1, queue="large"))
+    await api.register(manifest(1, workflow_id="small"))
+    slow = await connect_worker(server.grpc_address, handlers=[("s1", "large")], capacity=1000)
+    slow.pause_reading()
+    large = '"' + "x" * 1_000_000 + '"'
+
+    async def fed_until_it_is_cut_off() -> bool:
+        await api.start_many([api.start_request(input=large) for _ in range(3)])
+        return bool(server.app.grpc.streams.count == 1)
+
+    quick = await connect_worker(server.grpc_address)
+    small = (await api.start("small")).run_id
+    assert (await quick.complete(await quick.task())).outcome == OK
+    await api.wait(small)
+    await eventually(fed_until_it_is_cut_off, 10, interval=0.1)
+    slow.resume_reading()
+    error = await slow.ended()
+    assert error is not None
+    assert error.reason in ("SESSION_TIMED_OUT", "")
+    with pytest.raises(StreamEnded):
+        await slow.sync()
+
+
+async def test_many_workers_with_large_inputs_get_all_of_them(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, connect_worker: ConnectWorker
+) -> None:
+    """Row 57 of the field's failures: more bytes at once than the outbox of a session holds, in frames that fit."""
+    server = await in_process_server(dsn, outbox_bytes=1 << 20)
+    api = connect_api(server.grpc_address)
+    await api.register(manifest(1, retry={"max_attempts": 1}))
+    large = '"' + "x" * 900_000 + '"'
+    for _ in range(4):
+        await api.start_many([api.start_request(input=large) for _ in range(3)])
+    worker = await connect_worker(server.grpc_address, capacity=12, max_frame_bytes=2 << 20)
+    done = 0
+    while done < 12:
+        frame = await worker.next(pb.Tasks)
+        assert frame.ByteSize() <= 2 << 20
+        for task in frame.tasks:
+            assert (await worker.complete(task)).outcome == OK
+            done += 1
