@@ -131,3 +131,27 @@ async def test_housekeeping_forgets_what_is_past_its_time_and_nothing_else(
     assert await fetch(dsn, "select session_id::text from session") == [(new.sessions[0],)]
     assert await fetch(dsn, "select server_id::text from server") == [(server.app.engine.server_id,)]
     assert (await api.start(request_key="k", request_id="r")).run_id == first.run_id, "keys outlive their requests"
+
+
+async def test_housekeeping_ends_the_sessions_of_servers_that_were_killed_long_ago(
+    in_process_server: StartInProcessServer, dsn: str, connect_worker: ConnectWorker
+) -> None:
+    """Nobody else does: a server that is killed can't say that its streams have ended (I12)."""
+    server = await in_process_server(dsn)
+    engine = server.app.engine
+    await engine.probe_once()
+    worker = await connect_worker(server.grpc_address)
+    await execute(
+        dsn,
+        "insert into session (session_id, namespace, server_id, process_nonce, worker_name, sdk, started_at)"
+        " select gen_random_uuid(), 'default', gen_random_uuid(), 'nonce', 'w' || h, '', now() - h * interval '1 h'"
+        " from generate_series(0, 2) h",
+    )
+    await execute(dsn, "update session set started_at = now() - interval '1 d' where worker_name = 'raw'")
+    await engine.housekeep_once()
+    left = await fetch(dsn, "select worker_name, ended_at is null from session order by worker_name")
+    assert left == [("raw", True), ("w0", True), ("w1", False), ("w2", False)]
+    await execute(dsn, "update session set ended_at = ended_at - interval '2 h'")
+    await engine.housekeep_once()
+    assert await fetch(dsn, "select worker_name from session order by worker_name") == [("raw",), ("w0",)]
+    assert worker.sessions

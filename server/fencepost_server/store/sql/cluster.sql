@@ -28,7 +28,7 @@ with recursive beat as (
     ) t
 )
 select 1 as what, namespace, queue, handler, priority::int, extract(epoch from visible_at - clock_timestamp())::float8
-from (select * from ready limit 2000) r
+from (select * from ready limit %(max_places)s) r
 union all
 select 2, null, null, null, null,
        (select extract(epoch from greatest(t.lease_expires_at, c.hold_until) - clock_timestamp())::float8
@@ -40,10 +40,18 @@ select 3, null, null, null,
        0;
 
 -- name: forget
--- Bounded housekeeping: gone servers, ended sessions, request ids past their time. index: run_key_expiry, session_ended
+-- Bounded housekeeping: gone servers, ended sessions, request ids past their time. Open sessions are read, all of them:
+-- there are as many as worker streams. index: run_key_expiry, session_ended
 with keys as (
     delete from run_key where ctid = any(array(
         select ctid from run_key where expires_at < clock_timestamp() limit 1000 for update skip locked))
+), orphans as (
+    -- Their server was killed and could not say that they ended. It is gone for an hour when its row is (below).
+    update session set ended_at = clock_timestamp() where ctid = any(array(
+        select s.ctid from session s
+        where s.ended_at is null and s.started_at < clock_timestamp() - interval '1 hour'
+          and not exists (select 1 from server v where v.server_id = s.server_id)
+        limit 1000 for update of s skip locked))
 ), sessions as (
     delete from session where ctid = any(array(
         select ctid from session where ended_at < clock_timestamp() - interval '1 hour' limit 1000 for update skip locked))
@@ -67,7 +75,7 @@ select session_id from session
 where session_id = any(%(sessions)s) and namespace = %(namespace)s and process_nonce = %(nonce)s;
 
 -- name: close_session
-update session set ended_at = clock_timestamp() where session_id = %(session)s and ended_at is null;
+update session set ended_at = clock_timestamp() where session_id = any(%(sessions)s) and ended_at is null;
 
 -- name: raise_epoch
 -- Every token given from now on is larger than any given before, also than those a restored backup has forgotten (I3).
