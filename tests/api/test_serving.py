@@ -1,0 +1,148 @@
+"""What a server tells of itself: health, reflection, readiness, metrics, and ports that are taken."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.request import urlopen
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from fencepost_server.api.server import SERVICES, PortInUse
+from fencepost_server.web.app import HttpPortInUse
+from tests.fixtures.api import DEADLINE, Api
+from tests.fixtures.manifests import manifest
+from tests.fixtures.raw_worker import RawWorker
+from tests.fixtures.servers import InProcessServer, StartInProcessServer
+from tests.fixtures.waiting import eventually
+
+ConnectWorker = Callable[..., Awaitable[RawWorker]]
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def health(api: Api, service: str = "") -> int:
+    check: Any = api.channel.unary_unary(
+        "/grpc.health.v1.Health/Check",
+        request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+        response_deserializer=health_pb2.HealthCheckResponse.FromString,
+    )
+    answer = await check(health_pb2.HealthCheckRequest(service=service), timeout=DEADLINE)
+    return int(answer.status)
+
+
+async def page(server: InProcessServer, path: str) -> tuple[int, str]:
+    """Status and body of a page of the HTTP side."""
+
+    def read() -> tuple[int, str]:
+        try:
+            with urlopen(f"http://127.0.0.1:{server.app.http.port}{path}", timeout=5) as response:
+                return response.status, response.read().decode()
+        except OSError as error:
+            return getattr(error, "code", 0), ""
+
+    return await asyncio.to_thread(read)
+
+
+async def test_a_server_is_healthy_and_ready_while_it_serves_and_not_while_it_drains(
+    in_process_server: StartInProcessServer,
+    dsn: str,
+    connect_api: Callable[[str], Api],
+    connect_worker: ConnectWorker,
+) -> None:
+    server = await in_process_server(dsn, shutdown_grace=5)
+    api = connect_api(server.grpc_address)
+
+    async def serves() -> bool:
+        return [await health(api, name) for name in ("", *SERVICES)] == [SERVING] * 4
+
+    await eventually(serves)
+    assert (await page(server, "/healthz"))[0] == (await page(server, "/readyz"))[0] == 200
+    await api.register(manifest())
+    await api.start()
+    worker = await connect_worker(server.grpc_address)
+    task = await worker.task()
+    stopping = asyncio.create_task(server.stop())
+
+    async def drains() -> bool:
+        return [await health(api, name) for name in ("", *SERVICES)] == [NOT_SERVING] * 4
+
+    await eventually(drains)
+    assert (await page(server, "/healthz"))[0] == 200
+    assert (await page(server, "/readyz"))[0] == 503
+    await worker.complete(task)
+    await stopping
+
+
+async def test_a_server_without_a_database_says_that_it_does_not_serve(
+    server: InProcessServer, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def serves() -> bool:
+        return await health(api) == SERVING
+
+    await eventually(serves)
+    monkeypatch.setattr(type(server.app.engine), "healthy", False)
+
+    async def does_not() -> bool:
+        return await health(api) == NOT_SERVING and (await page(server, "/readyz"))[0] == 503
+
+    await eventually(does_not)
+    monkeypatch.undo()
+    await eventually(serves)
+
+
+async def test_reflection_tells_of_every_service_and_every_file_of_the_contract(api: Api) -> None:
+    """So that grpcurl and buf curl work with no files."""
+    info: Any = api.channel.stream_stream(
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+
+    async def ask(**question: Any) -> Any:
+        call = info(iter([reflection_pb2.ServerReflectionRequest(**question)]), timeout=DEADLINE)
+        return await call.read()
+
+    listed = {service.name for service in (await ask(list_services="")).list_services_response.service}
+    assert {*SERVICES, "grpc.health.v1.Health"} <= listed
+    for service in SERVICES:
+        answer = await ask(file_containing_symbol=service)
+        files = [FileDescriptorProto.FromString(data) for data in answer.file_descriptor_response.file_descriptor_proto]
+        assert service.rsplit(".", 1)[1] in [s.name for file in files for s in file.service]
+
+
+async def test_metrics_name_every_loop_and_lane(server: InProcessServer) -> None:
+    status, text = await page(server, "/metrics")
+    assert status == 200
+    for loop in server.app.engine.loops:
+        assert f'fencepost_loop_last_good_seconds{{loop="{loop.name}"}}' in text
+    assert 'fencepost_lane_depth{lane="0"} 0.0' in text
+    assert "fencepost_sessions 0.0" in text
+
+
+async def test_a_port_in_use_is_noticed_and_nothing_is_left_behind(
+    in_process_server: StartInProcessServer, dsn: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse, match=str(port)):
+            await in_process_server(dsn, grpc_port=port)
+        with pytest.raises(HttpPortInUse, match=str(port)):
+            await in_process_server(dsn, http_port=port)
+    server = await in_process_server(dsn)
+    with pytest.raises(PortInUse):
+        await in_process_server(dsn, grpc_port=server.app.grpc.port)
+
+
+async def test_a_message_past_every_limit_is_refused_and_the_server_goes_on(api: Api) -> None:
+    """I12: gRPC's own limit, at twice that of a frame."""
+    await api.register(manifest())
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await api.start(input='"' + "x" * (8 << 20) + '"')
+    assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (await api.start()).created
