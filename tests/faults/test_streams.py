@@ -64,7 +64,7 @@ async def test_a_task_that_never_arrived_is_offered_again_by_whichever_server_it
     first, second = await scene.serve(**STAYING), await scene.serve(**STAYING)
     proxy, api = scene.proxy(first.grpc_address), scene.api(second.grpc_address)
     await api.register(manifest(retry=ONE_ATTEMPT))
-    worker = await scene.raw(proxy.address)
+    worker = await scene.raw(proxy.address, capacity=1)
     proxy.blackhole()
     run_id = (await scene.api(first.grpc_address).start()).run_id
     await eventually(lambda: leased_to(scene.dsn, worker.sessions[0]))
