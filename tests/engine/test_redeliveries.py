@@ -105,7 +105,8 @@ async def test_the_time_zone_of_the_database_changes_nothing(
     run = await api.get(run_id)
     assert run.state == BLOCKED
     assert abs(run.create_time.ToNanoseconds() - time.time_ns()) < 60e9
-    assert run.open_steps[0].ready_time.ToNanoseconds() > time.time_ns() + 1e18
+    assert run.open_steps[0].state == run_pb2.STEP_STATE_PARKED
+    assert not run.open_steps[0].HasField("ready_time")
     await check_run(api, dsn, run_id, ["n1"])
     [result] = await worker.heartbeat([pb.TaskRef(run_id=run_id, task_id=2, fencing_token=1)], 0)
     assert result.outcome == LEASE_LOST

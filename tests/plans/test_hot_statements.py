@@ -83,7 +83,12 @@ KEYS = {
     "keys": Texts(f"k{n}" for n in range(20)),
 }
 REFS = {"run_ids": Uuids(SOME), "task_ids": Ints([2] * 20), "tokens": Ints([1] * 20), "namespace": "default"}
-LIMITS = {"gap": timedelta(seconds=5), "hold": timedelta(seconds=30), "server_timeout": timedelta(seconds=10)}
+LIMITS = {
+    "gap": timedelta(seconds=5),
+    "hold": timedelta(seconds=30),
+    "server_timeout": timedelta(seconds=10),
+    "max_places": 2000,
+}
 
 HOT: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
     # name: file, statement, parameters, indexes that may be used, rows that may be touched
@@ -124,6 +129,7 @@ HOT: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
             "priorities": Ints([2, 4]),
             "sessions": Uuids([session_id(1)] * 20),
             "limit": 20,
+            "max_bytes": 1 << 20,
         },
         {"task_ready", "task_pkey", "run_pkey", "event_pkey", "cluster_pkey"},
         500,
@@ -148,14 +154,14 @@ HOT: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
     "shorten": (
         "task",
         "shorten",
-        {"session": session_id(10), "grace": timedelta(seconds=1)},
+        {"sessions": Uuids([session_id(10)]), "grace": timedelta(seconds=1)},
         {"task_session", "task_pkey"},
         2500,
     ),
     "count long": (
         "task",
         "count_long",
-        {"session": session_id(10), "grace": timedelta(seconds=1)},
+        {"sessions": Uuids([session_id(10)]), "grace": timedelta(seconds=1)},
         {"task_session"},
         600,
     ),

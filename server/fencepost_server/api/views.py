@@ -7,7 +7,7 @@ from datetime import datetime
 
 from fencepost.v1 import definition_service_pb2, run_pb2
 from fencepost_server.domain.graph import Graph
-from fencepost_server.domain.model import EventType, Failure
+from fencepost_server.domain.model import PARKED_UNTIL, EventType, Failure
 from fencepost_server.store.definitions import DefinitionRow
 from fencepost_server.store.runs import EventRecord, OpenStepRow, RunDetail, RunSummary
 from fencepost_server.wire.payloads import failure_out, payload_out, timestamp
@@ -46,6 +46,8 @@ def run_detail(run: RunDetail, graph: Graph) -> run_pb2.Run:
 def _open_step(step: OpenStepRow, graph: Graph) -> run_pb2.OpenStep:
     if step.leased:
         state = run_pb2.STEP_STATE_LEASED
+    elif step.visible_at >= PARKED_UNTIL:
+        state = run_pb2.STEP_STATE_PARKED
     elif step.later:
         state = run_pb2.STEP_STATE_RETRYING
     else:
@@ -59,7 +61,7 @@ def _open_step(step: OpenStepRow, graph: Graph) -> run_pb2.OpenStep:
         attempt=step.attempt,
         operational_failures=step.operational_failures,
         corrective_failures=step.corrective_failures,
-        ready_time=timestamp(step.visible_at),
+        ready_time=None if step.visible_at >= PARKED_UNTIL else timestamp(step.visible_at),
         lease_expire_time=timestamp(step.lease_expires_at),
         worker_name=step.worker_name or "",
     )

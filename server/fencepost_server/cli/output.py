@@ -28,6 +28,7 @@ _STYLES: Mapping[str, str] = {
     "PREVIOUS": "dim",
     "LEASED": "cyan",
     "RETRYING": "yellow",
+    "PARKED": "red",
 }
 
 

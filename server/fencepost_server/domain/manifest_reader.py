@@ -15,6 +15,7 @@ from difflib import get_close_matches
 
 from fencepost_server.domain.durations import format_duration, parse_duration
 from fencepost_server.domain.schema import SchemaInvalid, compile_schema
+from fencepost_server.domain.schema_cost import excess
 from fencepost_server.domain.violation import Violation, cut_message, pointer, shown
 
 NAME_RULE = "1 to 200 letters, digits and . _ - / of ASCII, beginning with a letter or digit"
@@ -145,6 +146,11 @@ class ObjectReader:
             self._faults.bad_schemas.add(path)
             for violation in error.violations:
                 self._faults.add(path + violation.path, violation.message)
+            return None
+        if (fault := excess(value)) is not None:
+            path = self.path + pointer((key,))
+            self._faults.bad_schemas.add(path)
+            self._faults.add(path + fault.path, fault.message)
             return None
         self.canonical[key] = value
         return value

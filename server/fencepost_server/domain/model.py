@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any
 
@@ -163,6 +163,7 @@ class TaskRow:
     priority: int
     node_index: int
     input_seq: int
+    input_bytes: int
     visible_at: datetime
     attempt: int
     operational_failures: int
@@ -212,6 +213,9 @@ class LeasedTask:
     eager_depth: int = 0
     frame_id: int = 0
 
+
+PARKED_UNTIL = datetime(9999, 1, 1, tzinfo=UTC)
+"""When a task of a BLOCKED run may be taken: never, in a form that every column and clock takes."""
 
 FIRST_TOKEN = 1
 

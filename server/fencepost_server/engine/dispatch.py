@@ -96,6 +96,16 @@ class Dispatcher:
                 self._due[place] = min(due, self._due.get(place, due))
         self.loop.wake()
 
+    @property
+    def mark(self) -> int:
+        """A moment, for ``forget``."""
+        return self._hints
+
+    def forget(self, mark: int) -> None:
+        """Drop what was known before that moment: a probe that began then is about to tell all that is there."""
+        for place in [place for place, hint in self._ready.items() if hint <= mark]:
+            self._unmark(place)
+
     def wake(self) -> None:
         """Room became free."""
         self.loop.wake()
@@ -191,7 +201,11 @@ class Dispatcher:
         frames = {slot.session_id: slot.last_frame() for slot in slots}
         try:
             claimed = await tasks.claim(
-                self._database, demand.namespace, demand.wants, [slot.session_id for slot in slots]
+                self._database,
+                demand.namespace,
+                demand.wants,
+                [slot.session_id for slot in slots],
+                self._config.claim_batch_bytes,
             )
         except DatabaseUnavailable:
             if self.on_ambiguous is not None:
@@ -200,7 +214,7 @@ class Dispatcher:
         finally:
             for slot in slots:
                 slot.reserve(-1)
-        if len(claimed) < len(slots):
+        if len(claimed) < len(slots) and sum(task.input.size for task in claimed) < self._config.claim_batch_bytes:
             for place, hint in demand.seen.items():
                 if self._ready.get(place) == hint:
                     self._unmark(place)

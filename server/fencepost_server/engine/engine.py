@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from fencepost_server.config import Config
-from fencepost_server.domain.errors import FencepostError, ServerDraining
+from fencepost_server.domain.errors import FencepostError, Internal, ServerDraining
 from fencepost_server.domain.model import LeasedTask
 from fencepost_server.engine import leases
 from fencepost_server.engine.catalog import Catalog
@@ -149,12 +149,15 @@ class Engine:
         """
         now, own = await cluster.open_session(self.database, row, previous)
         adopted = await leases.adopt(self.database, row, own, held)
-        self.report(
-            [
-                Report(ReportKind.UNDELIVERED, run_id, task_id, token, row.namespace)
-                for (run_id, task_id, token), _session in adopted.orphans
-            ]
-        )
+        orphans = [
+            Report(ReportKind.UNDELIVERED, *ref, row.namespace, done=asyncio.get_running_loop().create_future())
+            for ref, _session in adopted.orphans
+        ]
+        self.report(orphans)
+        # Before the Welcome: the worker then forgets its former sessions, and nobody would name these tasks again.
+        for report in orphans:
+            if report.done is not None and (error := await report.done) is not None:
+                raise error
         return now, adopted
 
     def close_session(self, session: WorkerSession) -> None:
@@ -171,9 +174,18 @@ class Engine:
             start.settle(started)
         for start, outcome in decided.answered:
             start.settle(outcome)
+        for report, _answer in changes.reports:
+            if report.done is not None and not report.done.done():
+                report.done.set_result(None)
         unsent: list[LeasedTask] = []
         for session, (answers, leased) in by_session(changes).items():
-            unsent.extend(session.settle(answers, leased))
+            try:
+                unsent.extend(session.settle(answers, leased))
+            except Exception:  # committed is committed: one session's fault ends that session
+                incident = uuid.uuid4().hex[:12]
+                log.exception("incident %s: a session can't be told", incident)
+                session.end(Internal(f"internal error, incident {incident}"))
+                self.reconciler.request()
         if unsent:  # of several sessions, and so perhaps of several namespaces
             self.report([Report(ReportKind.UNDELIVERED, t.run_id, t.task_id, t.token, t.namespace) for t in unsent])
         for session_id, run_id, task_id, token, reason in changes.revoked:
@@ -191,9 +203,12 @@ class Engine:
 
     async def probe_once(self) -> float:
         """Ask the database what there is to do."""
+        mark = self.dispatcher.mark
         found = await cluster.probe(self.database, self.config, self.server_id)
         self.last_probe = time.monotonic()
         self.notifier.others = found.other_servers
+        if len(found.ready) < cluster.MAX_READY_PLACES:
+            self.dispatcher.forget(mark)
         self.dispatcher.hint([Ready(w.namespace, w.queue, w.handler, w.priority, w.due_in) for w in found.ready])
         self.sweeper.due_in(found.first_expiry_in)
         return self.config.poll_interval

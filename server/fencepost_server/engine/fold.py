@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from fencepost_server.domain.graph import Graph
 from fencepost_server.domain.model import (
     NULL,
+    PARKED_UNTIL,
     Ended,
     EventType,
     Failure,
@@ -49,7 +50,6 @@ REMEMBERED_OUTCOMES = 8
 _RELEASE_DIGEST = b"release"
 
 # Far enough, and with room on both sides: the last instant of the calendar is past its end in some time zones.
-_NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 
 TaskKey = tuple[str, int]
 EventRow = tuple[
@@ -133,8 +133,8 @@ class Fold:
         self._event(run, EventType.RUN_STARTED, payload=start.input)
         task_id = self._event(run, EventType.STEP_SCHEDULED, node_index=0, input_seq=1)
         row = TaskRow(
-            run.run_id, task_id, node.step.queue, node.step.handler, run.priority, 0, 1, self.now, 0, 0, 0, 0, 0,
-            node.lease_ms, node.timeout_ms, None, None, None,
+            run.run_id, task_id, node.step.queue, node.step.handler, run.priority, 0, 1, start.input.size, self.now,
+            0, 0, 0, 0, 0, node.lease_ms, node.timeout_ms, None, None, None,
         )  # fmt: skip
         self.changes.new_tasks.append(NewTask(row, run.namespace))
         self.changes.ready.append(Ready(run.namespace, row.queue, row.handler, row.priority))
@@ -200,8 +200,8 @@ class Fold:
         run.node_index = index
         task_id = self._event(run, EventType.STEP_SCHEDULED, node_index=index, input_seq=input_seq)
         row = TaskRow(
-            run.run_id, task_id, step.queue, step.handler, run.priority, index, input_seq, self.now, 0, 0, 0, 0, 0,
-            node.lease_ms, node.timeout_ms, None, None, None,
+            run.run_id, task_id, step.queue, step.handler, run.priority, index, input_seq, value.size, self.now,
+            0, 0, 0, 0, 0, node.lease_ms, node.timeout_ms, None, None, None,
         )  # fmt: skip
         depth = self.eager(report, run, step.queue, step.handler)
         if depth is None or report.session is None:
@@ -304,7 +304,7 @@ class Fold:
         failure = Failure(failure.kind, failure.code, failure.message, None, step.id, task.attempt)
         task.operational_failures += 1
         task.last_failure = run.failure = failure.to_json()
-        task.visible_at = _NEVER
+        task.visible_at = PARKED_UNTIL
         self._event(run, EventType.RUN_BLOCKED, detail=json.dumps({"failure": json.loads(task.last_failure)}))
         run.state = RunState.BLOCKED
         self._back_to_ready(report, run, task, OK, None)

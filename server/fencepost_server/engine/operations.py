@@ -74,6 +74,9 @@ class WorkerSession(Protocol):
     def give_up(self, report: Report, error: FencepostError) -> None:
         """A report could not be committed."""
 
+    def end(self, error: FencepostError) -> None:
+        """The stream has to end."""
+
     def revoke(self, ref: tuple[str, int, int], reason: str) -> None:
         """A lease (run_id, task_id, token) of this session was ended by a loop."""
 
@@ -99,6 +102,8 @@ class Report:
     session: WorkerSession | None = None
     frame_id: int = 0
     index: int = 0
+    done: asyncio.Future[FencepostError | None] | None = None
+    """For a loop that waits: set to None after the commit, to an error if there was none."""
     again: bool = False
     deadline: float = 0.0
 
@@ -119,6 +124,8 @@ class Report:
         """Not committed. Loops find their work again by themselves."""
         if self.session is not None:
             self.session.give_up(self, error)
+        if self.done is not None and not self.done.done():
+            self.done.set_result(error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,14 +71,17 @@ class HistoryPage:
 
 async def history(engine: Engine, namespace: str, run_id: str, after: int, limit: int, max_bytes: int) -> HistoryPage:
     """A page of events; it ends early at ``max_bytes`` of payloads. Raises RunNotFound."""
-    view = await get(engine, namespace, run_id)
+    run = await runs.get_summary(engine.reads, namespace, run_id)
+    if run is None:
+        raise RunNotFound(f"no run {run_id} in namespace {namespace!r}")
+    graph = await engine.catalog.graph(engine.reads, run.definition_hash)
     events = await runs.history(engine.reads, run_id, after, limit + 1)
     size = 0
     for index, event in enumerate(events):
         size += event.payload.size * 3 + len(event.detail or "")
         if index == limit or (index and size > max_bytes):
-            return HistoryPage(view.run.summary, view.graph, events[:index], True)
-    return HistoryPage(view.run.summary, view.graph, events, False)
+            return HistoryPage(run, graph, events[:index], True)
+    return HistoryPage(run, graph, events, False)
 
 
 async def watch(

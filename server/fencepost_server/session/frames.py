@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from functools import lru_cache
 
@@ -10,8 +11,15 @@ from google.protobuf.duration_pb2 import Duration
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost_server.domain.errors import InvalidFrame
 from fencepost_server.domain.model import LeasedTask, Outcome
-from fencepost_server.engine.operations import Answer
-from fencepost_server.wire.payloads import duration, failure_out, payload_out
+from fencepost_server.engine.operations import Answer, Report, ReportKind
+from fencepost_server.wire.payloads import (
+    duration,
+    failure_in,
+    failure_out,
+    payload_in,
+    payload_out,
+    retry_after_in,
+)
 from fencepost_server.wire.status import reason_number
 
 _TASK_OVERHEAD = 1024  # bytes of a Task beside its input and feedback, generously
@@ -28,6 +36,26 @@ def ref_of(task: pb.TaskRef) -> Ref:
     if _UUID.fullmatch(run_id) is None or task.task_id < 1 or task.fencing_token < 1:
         raise InvalidFrame("task: run_id must be a UUID in lower case, task_id and fencing_token positive")
     return (run_id, task.task_id, task.fencing_token)
+
+
+def completed(item: pb.CompleteItem, namespace: str, limit: int) -> Report:
+    """The report of a step that ended with an output. Raises InvalidFrame, InvalidJson, PayloadTooLarge."""
+    output, value = payload_in(item.output, limit, "output")
+    return Report(ReportKind.COMPLETE, *ref_of(item.task), namespace, output.digest(), output, value)
+
+
+def failed(item: pb.FailItem, namespace: str, limit: int) -> Report:
+    """The report of an attempt that failed. Raises as ``completed``, for the feedback."""
+    ref = ref_of(item.task)
+    failure = failure_in(item.failure, limit)
+    retry_after = retry_after_in(item.retry_after) if item.HasField("retry_after") else None
+    digest = hashlib.sha256(b"fail" + failure.to_json().encode()).digest()
+    return Report(ReportKind.FAIL, *ref, namespace, digest, failure=failure, retry_after=retry_after)
+
+
+def released(item: pb.ReleaseItem, namespace: str, _limit: int) -> Report:
+    """The report of a task that was given back. Raises InvalidFrame."""
+    return Report(ReportKind.RELEASE, *ref_of(item.task), namespace)
 
 
 @lru_cache(maxsize=1000)

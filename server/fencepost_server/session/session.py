@@ -8,7 +8,6 @@ left) only saves asking: the truth is in the rows, and every outcome is decided 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,9 +27,18 @@ from fencepost_server.domain.errors import (
 from fencepost_server.domain.model import LeasedTask, Outcome
 from fencepost_server.engine.leases import Renewal
 from fencepost_server.engine.operations import Answer, Report, ReportKind
-from fencepost_server.session.frames import Ref, ref_of, result_message, size_of, task_message
+from fencepost_server.session.frames import (
+    Ref,
+    completed,
+    failed,
+    ref_of,
+    released,
+    result_message,
+    size_of,
+    task_message,
+)
 from fencepost_server.session.hello import Greeting
-from fencepost_server.wire.payloads import duration, failure_in, payload_in, retry_after_in
+from fencepost_server.wire.payloads import duration
 from fencepost_server.wire.status import item_error, reason_number
 
 Item = TypeVar("Item", pb.CompleteItem, pb.FailItem, pb.ReleaseItem)
@@ -278,25 +286,31 @@ class Session:
         self._last_frame = expected
         match frame.WhichOneof("frame"):
             case "complete":
-                self._reports(expected, frame.complete.items, self._completed)
+                self._reports(expected, frame.complete.items, completed)
             case "heartbeat":
                 self._heartbeat(expected, frame.heartbeat)
             case "fail":
-                self._reports(expected, frame.fail.items, self._failed)
+                self._reports(expected, frame.fail.items, failed)
             case "release":
-                self._reports(expected, frame.release.items, self._released)
+                self._reports(expected, frame.release.items, released)
             case "pong":
                 self._pong = min(max(self._pong, frame.pong.number), self._ping)
             case "capacity":
                 self._set_capacity(expected, frame.capacity.capacity)
             case "goodbye":
-                self.leave()
-                # Behind the tasks that are on their way: the worker may close as soon as it has read this.
-                self._queue_behind(pb.SessionResponse(ack=pb.Ack(frame_id=expected)).SerializeToString())
+                self._goodbye(expected)
             case "hello":
                 raise DuplicateHello("Hello was sent a second time")
             case _:
                 self._refuse(expected, InvalidFrame("the frame has no content that this server knows"))
+
+    def _goodbye(self, frame_id: int) -> None:
+        """The first is answered behind the tasks that are on their way: the worker may close once it has read it."""
+        if self._leaving:
+            self._acknowledge(frame_id)
+        else:
+            self.leave()
+            self._queue_behind(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id)).SerializeToString())
 
     def _set_capacity(self, frame_id: int, capacity: int) -> None:
         if not 0 <= capacity <= self._config.max_capacity:
@@ -310,7 +324,7 @@ class Session:
         self,
         frame_id: int,
         items: Sequence[Item],
-        make: Callable[[Ref, Item], Report],
+        make: Callable[[Item, str, int], Report],
     ) -> None:
         """Queue what is well formed; answer at once what is not."""
         if len(items) > self._config.max_frame_items:
@@ -320,7 +334,7 @@ class Session:
         refused: list[pb.ItemResult] = []
         for index, item in enumerate(items):
             try:
-                report = make(ref_of(item.task), item)
+                report = make(item, self.namespace, self._config.max_payload_bytes)
             except FencepostError as error:
                 answer = Answer(Outcome.REFUSED, error.reason, error.message, error.violations)
                 refused.append(result_message(index, answer))
@@ -334,19 +348,6 @@ class Session:
             self._send_results(frame_id, refused)
         if reports:
             self._desk.report(reports)
-
-    def _completed(self, ref: Ref, item: pb.CompleteItem) -> Report:
-        output, value = payload_in(item.output, self._config.max_payload_bytes, "output")
-        return Report(ReportKind.COMPLETE, *ref, self.namespace, output.digest(), output, value)
-
-    def _failed(self, ref: Ref, item: pb.FailItem) -> Report:
-        failure = failure_in(item.failure, self._config.max_payload_bytes)
-        retry_after = retry_after_in(item.retry_after) if item.HasField("retry_after") else None
-        digest = hashlib.sha256(b"fail" + failure.to_json().encode()).digest()
-        return Report(ReportKind.FAIL, *ref, self.namespace, digest, failure=failure, retry_after=retry_after)
-
-    def _released(self, ref: Ref, item: pb.ReleaseItem) -> Report:
-        return Report(ReportKind.RELEASE, *ref, self.namespace)
 
     def _heartbeat(self, frame_id: int, heartbeat: pb.Heartbeat) -> None:
         """Renew what is listed; take back what this worker should list and does not."""

@@ -246,16 +246,34 @@ async def insert_tasks(session: Session, rows: Sequence[tuple[TaskRow, str]]) ->
     """New tasks, ready or leased, each with its namespace."""
     names = (
         "run_ids", "task_ids", "namespaces", "queues", "handlers", "priorities", "node_indexes", "input_seqs",
-        "visible_ats", "attempts", "tokens", "lease_mss", "timeout_mss", "lease_sessions", "lease_expires_ats",
-        "attempt_deadline_ats",
+        "input_bytes", "visible_ats", "attempts", "tokens", "lease_mss", "timeout_mss", "lease_sessions",
+        "lease_expires_ats", "attempt_deadline_ats",
     )  # fmt: skip
     flat = [
-        (t.run_id, t.task_id, ns, t.queue, t.handler, t.priority, t.node_index, t.input_seq, t.visible_at, t.attempt,
-         t.token, t.lease_ms, t.timeout_ms, t.lease_session, t.lease_expires_at, t.attempt_deadline_at)
+        (t.run_id, t.task_id, ns, t.queue, t.handler, t.priority, t.node_index, t.input_seq, t.input_bytes,
+         t.visible_at, t.attempt, t.token, t.lease_ms, t.timeout_ms, t.lease_session, t.lease_expires_at,
+         t.attempt_deadline_at)
         for t, ns in rows
     ]  # fmt: skip
     values = columns(
-        flat, Uuids, Ints, Texts, Texts, Texts, Ints, Ints, Ints, Times, Ints, Ints, Ints, Ints, Uuids, Times, Times
+        flat,
+        Uuids,
+        Ints,
+        Texts,
+        Texts,
+        Texts,
+        Ints,
+        Ints,
+        Ints,
+        Ints,
+        Times,
+        Ints,
+        Ints,
+        Ints,
+        Ints,
+        Uuids,
+        Times,
+        Times,
     )
     await session.send(_INSERT_TASKS, dict(zip(names, values, strict=True)))
 

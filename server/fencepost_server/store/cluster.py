@@ -11,6 +11,9 @@ from fencepost_server.store.arrays import Texts, Uuids
 from fencepost_server.store.connection import Database
 from fencepost_server.store.queries import query
 
+MAX_READY_PLACES = 2000
+"""A probe tells no more places than that."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReadyWork:
@@ -40,6 +43,7 @@ async def probe(database: Database, config: Config, server_id: str) -> Probe:
             "server": server_id,
             "gap": timedelta(seconds=config.outage_gap),
             "hold": timedelta(seconds=config.heartbeat_interval + config.disconnect_grace),
+            "max_places": MAX_READY_PLACES,
             "server_timeout": timedelta(seconds=config.server_timeout),
         },
     )
@@ -104,9 +108,9 @@ async def open_session(database: Database, row: SessionRow, previous: Sequence[s
     return now, own
 
 
-async def close_session(database: Database, session_id: str) -> None:
-    """Note that a session has ended."""
-    await database.rows(query("cluster", "close_session"), {"session": session_id})
+async def close_sessions(database: Database, session_ids: Sequence[str]) -> None:
+    """Note that sessions have ended."""
+    await database.rows(query("cluster", "close_session"), {"sessions": Uuids(session_ids)})
 
 
 async def raise_epoch(database: Database) -> int:

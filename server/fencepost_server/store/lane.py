@@ -28,6 +28,7 @@ from fencepost_server.store.outage import note_outage
 
 log = logging.getLogger("fencepost.lane")
 
+_SLOW_TRIES = 2
 _RETRIES_AT_ONCE = 20
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _SKIPPED_PAUSE = 0.05
@@ -142,9 +143,10 @@ class Lane(Generic[Op]):
 
     async def _settle(self, batch: list[Op], *, skip_locked: bool = False) -> None:
         """Commit a batch, however often it takes."""
-        pause, tries, recovering, collided = _FIRST_PAUSE, 0, False, False
+        pause, tries, slow, recovering, collided = _FIRST_PAUSE, 0, 0, False, False
         while batch:
             tries += 1
+            began = time.monotonic()
             try:
                 skipped = await self._work(await self._connected(), batch, skip_locked)
             except RETRY_AT_ONCE:
@@ -172,6 +174,13 @@ class Lane(Generic[Op]):
                 self._disconnect()
                 for operation in batch:
                     operation.again = True
+                slow += time.monotonic() - began > 0.9 * min(self._config.statement_timeout, self._config.batch_timeout)
+                if slow >= _SLOW_TRIES and len(batch) > 1:
+                    # Too much for this database in the time that a transaction has: less at a time, then.
+                    middle = len(batch) // 2
+                    await self._settle(batch[:middle])
+                    await self._settle(batch[middle:])
+                    break
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
                 batch = self._still_wanted(batch)

@@ -91,6 +91,12 @@ async def get_run(database: Database, namespace: str, run_id: str) -> RunDetail 
     return RunDetail(summary, value, output, open_steps)
 
 
+async def get_summary(database: Database, namespace: str, run_id: str) -> RunSummary | None:
+    """One run without its payloads, or None."""
+    rows = await database.rows(query("run", "get_run"), {"namespace": namespace, "run_id": run_id})
+    return _summary(rows[0]) if rows else None
+
+
 async def run_by_key(
     database: Database, namespace: str, kind: int, workflow_id: str, user_id: str, key: str
 ) -> str | None:

@@ -52,8 +52,13 @@ class Claimed:
     input: Payload
 
 
-async def claim(database: Database, namespace: str, wants: Sequence[Want], sessions: Sequence[str]) -> list[Claimed]:
-    """Lease ready tasks, the wants in their order, the n-th task to the n-th of ``sessions``. One round trip."""
+async def claim(
+    database: Database, namespace: str, wants: Sequence[Want], sessions: Sequence[str], max_bytes: int
+) -> list[Claimed]:
+    """Lease ready tasks, the wants in their order, the n-th task to the n-th of ``sessions``. One round trip.
+
+    Takes no more once the inputs of those before come to ``max_bytes``.
+    """
     queues, handlers, priorities = columns([(w.queue, w.handler, w.priority) for w in wants], Texts, Texts, Ints)
     rows = await database.rows(
         query("task", "claim"),
@@ -64,6 +69,7 @@ async def claim(database: Database, namespace: str, wants: Sequence[Want], sessi
             "priorities": priorities,
             "sessions": Uuids(sessions),
             "limit": len(sessions),
+            "max_bytes": max_bytes,
         },
     )
     return [_claimed(row) for row in rows]
@@ -112,9 +118,9 @@ async def session_leases(database: Database, session_ids: Sequence[str], limit: 
     return [((run_id, task_id, token), session_id) for run_id, task_id, token, session_id in rows]
 
 
-async def shorten(database: Database, session_id: str, grace: float) -> bool:
-    """Cut the leases of an ended session down to the grace. False if some could not be had: call again."""
-    params = {"session": session_id, "grace": timedelta(seconds=grace)}
+async def shorten(database: Database, session_ids: Sequence[str], grace: float) -> bool:
+    """Cut the leases of ended sessions down to the grace. False if some could not be had: call again."""
+    params = {"sessions": Uuids(session_ids), "grace": timedelta(seconds=grace)}
     async with database.transaction() as session:
         await session.send(query("task", "shorten"), params)
         left = await session.rows(query("task", "count_long"), params)

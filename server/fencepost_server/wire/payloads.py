@@ -95,8 +95,8 @@ def retry_after_in(message: Duration) -> float:
 
 def duration(seconds: float) -> Duration:
     """A Duration message."""
-    whole = int(seconds)
-    return Duration(seconds=whole, nanos=round((seconds - whole) * 1e9))
+    whole, nanos = divmod(round(seconds * 1e9), 10**9)
+    return Duration(seconds=whole, nanos=nanos)
 
 
 def timestamp(at: datetime | None) -> Timestamp | None:

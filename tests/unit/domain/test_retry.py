@@ -12,7 +12,7 @@ from fencepost_server.domain.model import FailureKind
 from fencepost_server.domain.policy import RetryPolicy
 from fencepost_server.domain.retry import Retry, backoff, decide
 
-DELAYS = st.floats(0, 7 * 86_400)
+DELAYS = st.one_of(st.just(0.0), st.floats(0.001, 7 * 86_400))  # as manifests allow: none, or a millisecond at least
 CHANCE = st.floats(0, 1, exclude_max=True)
 POLICIES = st.builds(
     lambda attempts, delays, multiplier, jitter, corrective: RetryPolicy(

@@ -49,6 +49,7 @@ class StepState(enum.StrEnum):
     READY = "READY"
     LEASED = "LEASED"
     RETRYING = "RETRYING"
+    PARKED = "PARKED"
 
 
 class FailureKind(enum.StrEnum):

@@ -99,6 +99,7 @@ create table task (
     priority smallint not null,
     node_index integer not null,
     input_seq bigint not null,
+    input_bytes integer not null default 0,                              -- about the size of the input, so that claims are bounded in bytes
     visible_at timestamptz not null,
     attempt integer not null,
     operational_failures integer not null,

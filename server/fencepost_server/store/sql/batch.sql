@@ -45,7 +45,7 @@ from run where run_id = any(%(run_ids)s) order by run_id for no key update skip 
 -- name: lock_tasks
 -- locks: task rows, in the order of the arrays, which are sorted by (run_id, task_id); their runs are locked already, so only claims
 -- and heartbeats compete. index: task_pkey
-select k.run_id, k.task_id, t.queue, t.handler, t.priority, t.node_index, t.input_seq, t.visible_at, t.attempt,
+select k.run_id, k.task_id, t.queue, t.handler, t.priority, t.node_index, t.input_seq, t.input_bytes, t.visible_at, t.attempt,
        t.operational_failures, t.corrective_failures, t.redeliveries, t.token, t.lease_ms, t.timeout_ms, t.lease_session,
        t.lease_expires_at, t.attempt_deadline_at, t.last_failure, t.feedback, t.outcomes
 from unnest(%(run_ids)s, %(task_ids)s) k(run_id, task_id)
@@ -136,15 +136,15 @@ delete from task where ctid = any(array(
     cross join lateral (select ctid from task t where t.run_id = k.run_id and t.task_id = k.task_id offset 0) t));
 
 -- name: insert_tasks
-insert into task (run_id, task_id, namespace, queue, handler, priority, node_index, input_seq, visible_at, attempt,
+insert into task (run_id, task_id, namespace, queue, handler, priority, node_index, input_seq, input_bytes, visible_at, attempt,
                   operational_failures, corrective_failures, redeliveries, token, lease_ms, timeout_ms, lease_session,
                   lease_expires_at, attempt_deadline_at)
-select run_id, task_id, namespace, queue, handler, priority, node_index, input_seq, visible_at, attempt, 0, 0, 0, token,
+select run_id, task_id, namespace, queue, handler, priority, node_index, input_seq, input_bytes, visible_at, attempt, 0, 0, 0, token,
        lease_ms, timeout_ms, lease_session, lease_expires_at, attempt_deadline_at
 from unnest(%(run_ids)s, %(task_ids)s, %(namespaces)s, %(queues)s, %(handlers)s, %(priorities)s, %(node_indexes)s,
-            %(input_seqs)s, %(visible_ats)s, %(attempts)s, %(tokens)s, %(lease_mss)s, %(timeout_mss)s, %(lease_sessions)s,
+            %(input_seqs)s, %(input_bytes)s, %(visible_ats)s, %(attempts)s, %(tokens)s, %(lease_mss)s, %(timeout_mss)s, %(lease_sessions)s,
             %(lease_expires_ats)s, %(attempt_deadline_ats)s)
-     u(run_id, task_id, namespace, queue, handler, priority, node_index, input_seq, visible_at, attempt, token, lease_ms,
+     u(run_id, task_id, namespace, queue, handler, priority, node_index, input_seq, input_bytes, visible_at, attempt, token, lease_ms,
        timeout_ms, lease_session, lease_expires_at, attempt_deadline_at);
 
 -- name: update_tasks

@@ -2,15 +2,15 @@
 -- write no events.
 
 -- name: claim
--- locks: up to %(limit)s ready tasks, skip locked. The lateral is pulled row by row under the outer limit, so no more are locked
+-- locks: up to %(limit)s ready tasks, skip locked; those whose inputs are together past %(max_bytes)s are not taken. The lateral is pulled row by row under the outer limit, so no more are locked
 -- than are taken. index: task_ready, one range a (queue, handler, priority); then task_pkey, run_pkey, event_pkey
 with want as (
     select * from unnest(%(queues)s, %(handlers)s, %(priorities)s) with ordinality w(queue, handler, priority, ord)
 ), picked as (
-    select p.run_id, p.task_id
+    select p.run_id, p.task_id, p.input_bytes
     from (select * from want order by ord) w
     cross join lateral (
-        select t.run_id, t.task_id from task t
+        select t.run_id, t.task_id, t.input_bytes from task t
         where t.lease_session is null and t.namespace = %(namespace)s and t.queue = w.queue and t.handler = w.handler
           and t.priority = w.priority and t.visible_at <= (select clock_timestamp())
         order by t.visible_at limit %(limit)s
@@ -18,7 +18,9 @@ with want as (
     ) p
     limit %(limit)s
 ), numbered as (
-    select run_id, task_id, row_number() over () as n from picked
+    select run_id, task_id, row_number() over () as n,
+           sum(input_bytes) over (rows unbounded preceding) - input_bytes as bytes_before
+    from picked
 ), claimed as (
     update task t
     set lease_session = (%(sessions)s)[k.n],
@@ -28,6 +30,7 @@ with want as (
         attempt_deadline_at = c.now + t.timeout_ms * interval '1 ms'
     from numbered k, (select epoch, (select clock_timestamp()) as now from cluster) c
     where t.run_id = any(array(select run_id from picked)) and t.run_id = k.run_id and t.task_id = k.task_id
+      and k.bytes_before < %(max_bytes)s
     returning t.*
 )
 select c.run_id, c.task_id, c.token, c.lease_session, c.queue, c.handler, c.priority, c.node_index, c.attempt, c.lease_ms,
@@ -96,22 +99,22 @@ returning t.run_id, t.task_id, t.token, extract(epoch from t.lease_expires_at - 
 select run_id, task_id, token, lease_session from task where lease_session = any(%(sessions)s) limit %(limit)s;
 
 -- name: shorten
--- The stream of a session has ended: its leases last the grace from now at most. locks: tasks of the session, skip locked;
+-- Streams of sessions have ended: their leases last the grace from now at most. locks: tasks of the sessions, skip locked;
 -- those skipped are being reported or claimed away, the caller repeats until none is left. index: task_session
 with locked as (
     select run_id, task_id from task
-    where lease_session = %(session)s and lease_expires_at > clock_timestamp() + %(grace)s
-    order by run_id, task_id limit 1000
+    where lease_session = any(%(sessions)s) and lease_expires_at > clock_timestamp() + %(grace)s
+    order by run_id, task_id limit 5000
     for update skip locked
 )
 update task t set lease_expires_at = clock_timestamp() + %(grace)s
 from locked l
-where t.lease_session = %(session)s and t.run_id = l.run_id and t.task_id = l.task_id;
+where t.lease_session = any(%(sessions)s) and t.run_id = l.run_id and t.task_id = l.task_id;
 
 -- name: count_long
--- Leases of an ended session that shorten has not reached. index: task_session
+-- Leases of ended sessions that shorten has not reached. index: task_session
 select count(*) from (
-    select 1 from task where lease_session = %(session)s and lease_expires_at > clock_timestamp() + %(grace)s + interval '100 ms'
+    select 1 from task where lease_session = any(%(sessions)s) and lease_expires_at > clock_timestamp() + %(grace)s + interval '100 ms'
     limit 1000) t;
 
 -- name: expired

@@ -107,6 +107,8 @@ class _StepStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StepState.V
     """A worker has it."""
     STEP_STATE_RETRYING: _StepState.ValueType  # 3
     """An attempt failed; the next one may be taken from ready_time on."""
+    STEP_STATE_PARKED: _StepState.ValueType  # 4
+    """Nobody may take it: the run is BLOCKED."""
 
 class StepState(_StepState, metaclass=_StepStateEnumTypeWrapper):
     """Where an open step is."""
@@ -119,6 +121,8 @@ STEP_STATE_LEASED: StepState.ValueType  # 2
 """A worker has it."""
 STEP_STATE_RETRYING: StepState.ValueType  # 3
 """An attempt failed; the next one may be taken from ready_time on."""
+STEP_STATE_PARKED: StepState.ValueType  # 4
+"""Nobody may take it: the run is BLOCKED."""
 Global___StepState: _TypeAlias = StepState  # noqa: Y015
 
 @_typing.final
@@ -295,7 +299,7 @@ class OpenStep(_message.Message):
     """The worker that has it, if LEASED."""
     @_builtins.property
     def ready_time(self) -> _timestamp_pb2.Timestamp:
-        """When it may be taken, or could be at first."""
+        """When it may be taken, or could be at first; unset if PARKED."""
 
     @_builtins.property
     def lease_expire_time(self) -> _timestamp_pb2.Timestamp:
