@@ -98,3 +98,38 @@ async def test_files_that_can_not_be_read_are_told_by_name(fencepost: Program, t
     (tmp_path / "latin.yaml").write_bytes(b"id: caf\xe9\n")
     latin = await fencepost("definitions", "validate", str(tmp_path / "latin.yaml"))
     assert latin.error == f"fencepost: {tmp_path}/latin.yaml: not UTF-8 text (byte 7)\n"
+
+
+async def test_a_missing_file_does_not_keep_the_others_from_being_tried(
+    fencepost: Program, api: Api, tmp_path: Path
+) -> None:
+    files = [str(tmp_path / name) for name in ("missing.json", "good.yaml", "bad.json", "notes.txt")]
+    (tmp_path / "good.yaml").write_text(YAML)
+    (tmp_path / "bad.json").write_text(FAULTY)
+    (tmp_path / "notes.txt").write_text(YAML)
+    unreadable = [f"fencepost: {files[0]}: No such file or directory", f"{files[3]}: the name of a manifest ends with "]
+
+    validated = await fencepost("definitions", "validate", *files)
+    assert validated.code == 1
+    assert validated.out.startswith(f"{files[1]}: valid\nFILE ")
+    assert files[2] in validated.out
+    lines = validated.error.splitlines()
+    assert [line.startswith(text) for line, text in zip(lines, unreadable, strict=True)] == [True, True]
+    as_json = await fencepost("definitions", "validate", *files, "--json")
+    assert (as_json.code, as_json.err) == (1, "")
+    assert [(d["file"], d["valid"]) for d in as_json.documents] == [(file, file == files[1]) for file in files]
+
+    registered = await fencepost("definitions", "register", *files)
+    assert registered.code == 1
+    assert "from-yaml" in registered.out
+    assert registered.error.startswith(unreadable[0])
+    for text in (*unreadable[1:], f"{files[2]}: INVALID_MANIFEST: "):
+        assert text in registered.error
+    as_json = await fencepost("definitions", "register", *files, "--json")
+    assert as_json.code == 1
+    assert [d.get("error", {}).get("reason") for d in as_json.documents] == [
+        "UNREADABLE_FILE",
+        None,
+        "INVALID_MANIFEST",
+        "UNREADABLE_FILE",
+    ]

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 SHORT_HASH = 12
 
+_SUFFIXES = (".json", ".yaml", ".yml")
+
 Files = Annotated[
     list[str],
     typer.Argument(metavar="FILE…", help="Manifests: .json, .yaml or .yml; - is standard input.", show_default=False),
@@ -32,13 +34,17 @@ def register(caller: Caller, files: Files) -> None:
     from fencepost_server.cli.documents import definition_document, error_document
 
     registered: list[tuple[str, Definition]] = []
-    refused: list[tuple[str, CommandFailed]] = []
+    refused: list[tuple[str, str]] = []
     with caller.connect() as client:
         for file in files:
             try:
                 definition = client.register_definition(_manifest(file))
+            except UnreadableFile as error:
+                refused.append((file, str(error)))
+                if caller.json:
+                    write_json({"file": file, "error": error.document})
             except FencepostError as error:
-                refused.append((file, refusal(error, caller)))
+                refused.append((file, str(refusal(error, caller))))
                 if caller.json:
                     write_json({"file": file, "error": error_document(error)})
             else:
@@ -69,9 +75,16 @@ def validate(caller: Caller, files: Files) -> None:
     from fencepost_server.cli.documents import violation_document
 
     rows: list[tuple[str, str, str]] = []
+    unreadable: list[str] = []
     with caller.connect() as client:
         for file in files:
-            violations = client.validate_definition(_manifest(file))
+            try:
+                violations = client.validate_definition(_manifest(file))
+            except UnreadableFile as error:
+                unreadable.append(f"{file}: {error}")
+                if caller.json:
+                    write_json({"file": file, "valid": False, "error": error.document})
+                continue
             rows += [(file, violation.path or "(whole)", violation.message) for violation in violations]
             if caller.json:
                 faults = [violation_document(violation) for violation in violations]
@@ -80,28 +93,41 @@ def validate(caller: Caller, files: Files) -> None:
                 write_line(f"{file}: valid")
     if rows and not caller.json:
         show_table(("FILE", "PATH", "FAULT"), rows, whole=("FILE", "PATH", "FAULT"))
-    if rows:
+    if unreadable and not caller.json:
+        raise CommandFailed("\n".join(unreadable))
+    if rows or unreadable:
         raise typer.Exit(1)
 
 
+class UnreadableFile(Exception):
+    """A file can't be read, or is none of a manifest; the message says why, without its name."""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The same for programs, in the shape of a server's refusal."""
+        return {"reason": "UNREADABLE_FILE", "message": str(self), "violations": [], "metadata": {}}
+
+
 def _manifest(file: str) -> Any:
-    """What the client takes. Raises CommandFailed for a file that can't be read."""
+    """What the client takes. Raises UnreadableFile."""
     if file == "-":
         # The line break tells the client that this is a text, not the name of a file.
-        return _decoded(sys.stdin.buffer.read(), "standard input") + "\n"
+        return _decoded(sys.stdin.buffer.read()) + "\n"
     path = Path(file)
+    if path.suffix not in _SUFFIXES:
+        raise UnreadableFile(f"the name of a manifest ends with {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}")
     try:
-        _decoded(path.read_bytes(), file)
+        _decoded(path.read_bytes())
     except OSError as error:
-        raise CommandFailed(f"{file}: {error.strerror}") from error
+        raise UnreadableFile(error.strerror) from error
     return path
 
 
-def _decoded(content: bytes, name: str) -> str:
+def _decoded(content: bytes) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise CommandFailed(f"{name}: not UTF-8 text (byte {error.start})") from None
+        raise UnreadableFile(f"not UTF-8 text (byte {error.start})") from None
 
 
 def list_(
