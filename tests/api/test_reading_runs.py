@@ -18,6 +18,7 @@ from fencepost.v1 import run_pb2
 from fencepost.v1 import run_service_pb2 as pb
 from fencepost_server.store import runs as stored_runs
 from tests.engine.rows import execute
+from tests.engine.tasks import end
 from tests.fixtures.api import DEADLINE, Api, kinds
 from tests.fixtures.manifests import handler_names, manifest
 from tests.fixtures.raw_worker import OK, RawWorker, seconds
@@ -347,8 +348,7 @@ async def test_no_more_calls_wait_than_may(
             return False
 
     await eventually(fits)
-    waiting[1].cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
+    await end(waiting)
 
 
 async def test_a_running_run_shows_its_open_step_and_what_became_of_its_attempts(

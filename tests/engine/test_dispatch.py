@@ -13,6 +13,7 @@ import pytest
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost_server.store import tasks as stored_tasks
 from tests.engine.rows import count, execute, holding
+from tests.engine.tasks import end
 from tests.fixtures.api import Api
 from tests.fixtures.manifests import handler_names, manifest
 from tests.fixtures.raw_worker import OK, RawWorker
@@ -260,9 +261,7 @@ async def test_two_servers_never_lease_the_same_task_twice(
     runs = [r.started.run_id for r in await api.start_many([api.start_request() for _ in range(300)])]
     for run_id in runs:
         await api.wait(run_id)
-    for task in working:
-        task.cancel()
-    await asyncio.gather(*working, return_exceptions=True)
+    await end(working)
     assert sorted(seen) == sorted((run_id, 1) for run_id in runs)
 
 

@@ -14,6 +14,7 @@ from fencepost.v1 import run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from tests.engine.histories import check_run, tokens_of
 from tests.engine.rows import count, execute, fetch
+from tests.engine.tasks import end
 from tests.fixtures.api import Api, kinds
 from tests.fixtures.manifests import handler_names, manifest
 from tests.fixtures.raw_worker import ALREADY_DONE, LEASE_LOST, OK, REFUSED, RawWorker, StreamEnded
@@ -146,9 +147,7 @@ async def test_whatever_workers_do_every_run_ends_once_with_a_legal_history(
     ending = asyncio.gather(*(api.wait(run_id, timeout=30) for run_id in runs))
     watched: list[asyncio.Future[Any]] = [ending, *busy]
     done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-    for task in busy:
-        task.cancel()
-    await asyncio.gather(*busy, return_exceptions=True)
+    await end(busy)
     assert done == {ending}, [task.exception() for task in done if task is not ending]
     for run in await ending:
         assert run.state == run_pb2.RUN_STATE_COMPLETED

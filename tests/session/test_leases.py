@@ -10,6 +10,7 @@ from typing import Any
 from fencepost.v1 import error_pb2, run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from tests.engine.rows import execute, fetch, holding
+from tests.engine.tasks import end
 from tests.fixtures.api import Api
 from tests.fixtures.manifests import handler_names, manifest
 from tests.fixtures.raw_worker import LEASE_LOST, OK, RawWorker
@@ -187,9 +188,7 @@ async def test_a_worker_never_has_more_out_than_its_capacity_said(
     ending = asyncio.gather(*(api.wait(run_id, 20) for run_id in runs))
     watched: list[asyncio.Future[Any]] = [ending, *working]
     done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-    for task in working:
-        task.cancel()
-    await asyncio.gather(*working, return_exceptions=True)
+    await end(working)
     assert done == {ending}, done
 
 
