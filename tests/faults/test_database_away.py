@@ -91,10 +91,12 @@ async def test_a_restart_of_the_database_under_load_loses_nothing_and_costs_no_a
     postgres_process: PostgresServer,
     how: str,
 ) -> None:
-    """Row 7, I13: a restart by the book, and a crash with recovery. Runs are started all the while, with keys."""
+    """Row 7, I13: a restart by the book, and a crash with recovery. Runs are started all the while, with keys. What is
+    meant by a timeout for connecting is not waited for.
+    """
     dsn = postgres_process.dsn()
     await migrate(dsn)
-    server = server_process(dsn, listen_dsn=dsn, **QUICK)
+    server = server_process(dsn, listen_dsn=dsn, connect_timeout=60.0, **QUICK)
     api = scene.api(server.grpc_address)
     await api.register(manifest(STEPS, retry=ONE_ATTEMPT))
     worker = worker_process(server.grpc_address, steps=STEPS, slots=20)

@@ -109,7 +109,7 @@ async def test_nothing_is_assigned_to_a_worker_whose_stream_is_dead_one_way(scen
         return not session.open
 
     silent = asyncio.create_task(eventually(beat, interval=0.1))
-    await eventually(lambda: session.room() == 0, what="it is given no more")
+    await eventually(lambda: session.open and session.room() == 0, what="it is given no more, before it is given up")
     others = [(await api.start()).run_id for _ in range(5)]
     await silent
     states = {state.run_id: state for state in await task_states(scene.dsn)}
