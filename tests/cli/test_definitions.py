@@ -133,3 +133,14 @@ async def test_a_missing_file_does_not_keep_the_others_from_being_tried(
         "INVALID_MANIFEST",
         "UNREADABLE_FILE",
     ]
+
+
+async def test_numbers_of_a_manifest_are_shown_as_people_write_them(fencepost: Program, api: Api) -> None:
+    schema = {"minimum": -0.5, "maximum": 2000, "enum": [20, 1e300, 1.5e-3, "2e1", 'a "2e1" b']}
+    await api.register(manifest(1, workflow={"input_schema": schema}))
+    shown = (await fencepost("definitions", "get", "wf")).out
+    for text in ('"maximum": 2000', '"minimum": -0.5', "20,", "1e300,", "0.0015,", '"2e1",', r'"a \"2e1\" b"'):
+        assert text in shown
+    assert "2e3" not in shown
+    as_json = await fencepost("definitions", "get", "wf", "--json")
+    assert as_json.document["manifest"]["input_schema"]["maximum"] == 2000

@@ -10,7 +10,7 @@ import typer
 
 from fencepost_server.cli.caller import Caller, refusal
 from fencepost_server.cli.faults import CommandFailed
-from fencepost_server.cli.output import local, show_pairs, show_table, write_json, write_line
+from fencepost_server.cli.output import local, readable_json, show_pairs, show_table, write_json, write_line
 
 if TYPE_CHECKING:
     from fencepost import Definition
@@ -175,7 +175,4 @@ def get(
         ]
     )
     write_line("")
-    import msgspec
-
-    for line in msgspec.json.format(found.manifest_json, indent=2).splitlines():
-        write_line(line)
+    write_line(readable_json(found.manifest_json))

@@ -6,6 +6,8 @@ What came from outside never reaches a terminal as it is: control characters are
 from __future__ import annotations
 
 import datetime as dt
+import decimal
+import re
 import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +20,8 @@ PLAIN_WIDTH = 160
 """Where texts of any length are cut if there is no terminal to ask for its width."""
 
 _GAP = "  "
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*')
+_SMALLEST_PLAIN, _LARGEST_PLAIN = -7, 20  # powers of ten, about where other writers of JSON draw the line as well
 _STYLES: Mapping[str, str] = {
     "PENDING": "dim",
     "RUNNING": "cyan",
@@ -161,6 +165,21 @@ def write_line(text: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
     sys.stdout.flush()
+
+
+def readable_json(text: str) -> str:
+    """A JSON text, which may be canonical, in several lines and with numbers as people write them: 20, not 2e1."""
+    import msgspec
+
+    return _TOKEN.sub(lambda found: _plain(found[0]), msgspec.json.format(text, indent=2))
+
+
+def _plain(token: str) -> str:
+    """A string as it is, a number without an exponent unless it would be long."""
+    if token.startswith('"') or "e" not in token.lower():
+        return token
+    number = decimal.Decimal(token)
+    return f"{number:f}" if _SMALLEST_PLAIN <= number.adjusted() <= _LARGEST_PLAIN else token
 
 
 def as_json(document: Any) -> str:
