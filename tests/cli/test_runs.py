@@ -132,6 +132,9 @@ async def test_wait_tells_by_its_exit_code_how_runs_ended(
     unknown = await fencepost("runs", "wait", UNKNOWN_RUN, bad, "--json")
     assert unknown.code == 1
     assert unknown.documents[0]["error"]["reason"] == "RUN_NOT_FOUND"
+    told = await fencepost("runs", "wait", UNKNOWN_RUN, bad)
+    assert told.error.startswith(f"fencepost: {UNKNOWN_RUN}: RUN_NOT_FOUND: ")
+    assert [line.split()[0] for line in told.out.splitlines()] == ["RUN", bad]
     assert (await fencepost("runs", "wait", "-", stdin=f"{good}\n{good}\n")).code == 0
     assert (await fencepost("runs", "wait", "-", stdin="")).code == 2
 
@@ -180,7 +183,7 @@ async def test_many_runs_are_started_from_a_file_and_each_refused_line_is_told(
 ) -> None:
     await api.register(manifest(1, workflow={"input_schema": {"type": "integer"}}))
     lines = [json.dumps({"input": n, "request_key": f"k{n}"}) for n in range(1500)]
-    lines[3] = '{"input": "three"}'
+    lines[3] = '{"input": "three", "priority": 9}'
     lines[7] = '{"input": 7, "unknown": 1}'
     lines[8] = "{"
     lines[9] = ""
@@ -189,12 +192,17 @@ async def test_many_runs_are_started_from_a_file_and_each_refused_line_is_told(
     first = await fencepost("runs", "start", "wf", "--many", str(path), "--user", "u")
     assert first.code == 1
     assert first.out.startswith("started 1496, found 0, refused 3 in ")
-    assert [line.partition(":")[0] for line in first.err.splitlines()] == ["line 4", "line 8", "line 9"]
+    told = first.err.splitlines()
+    places = [number for number, line in enumerate(told) if not line.startswith("    ")]
+    reasons = [told[number].partition(": ")[2].partition(":")[0] for number in places]
+    assert [told[number].partition(":")[0] for number in places] == ["line 4", "line 8", "line 9"]
+    assert reasons[1:] == ["INVALID_REQUEST", "INVALID_JSON"]
+    assert len(told) > 3, "the faults of a line are on lines of their own"
     again = await fencepost("runs", "start", "wf", "--many", "-", "--user", "u", "--json", stdin=path.read_text())
     assert again.code == 1
     outcomes = {outcome["line"]: outcome for outcome in again.documents}
     assert set(outcomes) == set(range(1, 1501)) - {10}
-    assert outcomes[4]["error"]["reason"] == "INPUT_SCHEMA_MISMATCH"
+    assert outcomes[4]["error"]["violations"]
     assert outcomes[1]["created"] is False
     assert len(await api.list_all(page_size=1000)) == 1496
     progress = await fencepost.on_terminal("runs", "start", "wf", "--many", str(path), "--user", "u")
@@ -248,7 +256,9 @@ async def test_an_unknown_run_a_wrong_state_and_two_inputs_are_refused(fencepost
     missing = await fencepost("runs", "start", "wf", "--input-file", "/nowhere/at/all")
     assert missing.error == "fencepost: /nowhere/at/all: No such file or directory\n"
     assert (await fencepost("runs", "start", "wf")).error.startswith("fencepost: UNKNOWN_WORKFLOW: ")
-    assert (await fencepost("runs", "start", "wf", "--input", "{")).error.startswith("fencepost: INVALID_JSON: ")
+    for source, arguments in (("--input", ("--input", '{"n": 3')), ("-", ("--input-file", "-"))):
+        broken = await fencepost("runs", "start", "wf", *arguments, stdin='{"n": 3')
+        assert broken.error.startswith(f"fencepost: INVALID_JSON: {source} is not valid: ")
 
 
 @pytest.mark.parametrize("command", [("list",), ("watch", UNKNOWN_RUN), ("start", "wf")])

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from fencepost import Client, FencepostError, InvalidJson, RunHandle, StartRun, Unavailable, Value
+from fencepost import Client, FencepostError, InvalidJson, InvalidRequest, RunHandle, StartRun, Unavailable, Value
 
 BATCH = 1000
 
@@ -57,7 +57,7 @@ def start_lines(client: Client, workflow_id: str, lines: Iterable[bytes], defaul
     A line that can't be understood is an outcome like a refusal by the server. Raises Unavailable if nothing of a batch
     could be started because no server answered.
     """
-    batch: list[tuple[int, StartRun | InvalidJson]] = []
+    batch: list[tuple[int, StartRun | InvalidRequest]] = []
     for number, line in enumerate(lines, 1):
         if line.strip():
             batch.append((number, _parsed(workflow_id, line, defaults)))
@@ -68,19 +68,21 @@ def start_lines(client: Client, workflow_id: str, lines: Iterable[bytes], defaul
         yield _start(client, batch)
 
 
-def _parsed(workflow_id: str, line: bytes, defaults: Line) -> StartRun | InvalidJson:
+def _parsed(workflow_id: str, line: bytes, defaults: Line) -> StartRun | InvalidRequest:
     try:
         return _decoder.decode(line).over(defaults).start(workflow_id)
+    except msgspec.ValidationError as error:  # it is JSON, with a key or a value that a line can't have
+        return InvalidRequest(str(error))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return InvalidJson(str(error))
 
 
-def _start(client: Client, batch: list[tuple[int, StartRun | InvalidJson]]) -> list[Outcome]:
+def _start(client: Client, batch: list[tuple[int, StartRun | InvalidRequest]]) -> list[Outcome]:
     outcomes = iter(client.start_runs(start for _, start in batch if isinstance(start, StartRun)))
     results: list[Outcome] = [
-        (number, start if isinstance(start, InvalidJson) else next(outcomes)) for number, start in batch
+        (number, start if isinstance(start, InvalidRequest) else next(outcomes)) for number, start in batch
     ]
-    refusals = [outcome for _, outcome in results if not isinstance(outcome, InvalidJson)]
+    refusals = [outcome for _, outcome in results if not isinstance(outcome, InvalidRequest)]
     if refusals and all(isinstance(outcome, Unavailable) for outcome in refusals):
         raise refusals[0] if isinstance(refusals[0], Unavailable) else AssertionError
     return results

@@ -69,7 +69,8 @@ def start(
 ) -> None:
     """Start a run, or one for each line of a file.
 
-    A run has been committed when its id is printed.
+    A run has been committed when its id is printed. With --many, ids are printed with --json; without it, how many were
+    started, and what was refused.
     """
     if input_ is not None and input_file is not None:
         raise WrongUsage("--input and --input-file exclude each other")
@@ -83,7 +84,7 @@ def start(
         _start_many(caller, workflow, many, line, limit)
         return
     text = input_ if input_file is None else _read(input_file)
-    _start_one(caller, workflow, "null" if text is None else text, line, limit)
+    _start_one(caller, workflow, "null" if text is None else text, line, limit, input_file or "--input")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +95,15 @@ class Limit:
     seconds: float | None
 
 
-def _start_one(caller: Caller, workflow: str, text: str, line: Line, limit: Limit) -> None:
+def _start_one(caller: Caller, workflow: str, text: str, line: Line, limit: Limit, source: str) -> None:
+    """Start a run whose input is ``text``, which came from ``source``."""
     with caller.connect() as client:
         run = client.start_runs([line.start(workflow, text)])[0]
-    from fencepost import FencepostError
+    from fencepost import FencepostError, InvalidJson
 
+    if isinstance(run, InvalidJson) and not caller.json:
+        faults = "; ".join(violation.message for violation in run.violations) or run.message
+        raise CommandFailed(f"{run.reason}: {source} is not valid: {visible(faults)}")
     if isinstance(run, FencepostError):
         raise run
     if not limit.wait:
@@ -183,7 +188,10 @@ class Tally:
 
             write_json({"line": number, "error": error_document(error)})
         elif self.refused <= _FAULTS_SHOWN:
-            typer.echo(f"line {number}: {visible(str(error))}", err=True)
+            first, *faults = str(error).splitlines()
+            typer.echo(f"line {number}: {visible(first)}", err=True)
+            for fault in faults:
+                typer.echo(f"    {visible(fault.strip())}", err=True)
         elif self.refused == _FAULTS_SHOWN + 1:
             typer.echo("more refusals are only counted; --json tells them all", err=True)
 

@@ -133,11 +133,12 @@ def show(caller: Caller, waited: Sequence[Waited]) -> None:
     for outcome in waited:
         run = outcome.run
         if run is None:
-            rows.append((outcome.run_id, "", "", "", visible(str(outcome.error).partition("\n")[0])))
+            typer.echo(f"fencepost: {visible(outcome.run_id)}: {visible(str(outcome.error))}", err=True)
             continue
         ended = local(run.end_time) or "not yet"
         rows.append((run.run_id, run.workflow_id, run.state.value, ended, shortened(failure_text(run.failure), 100)))
-    show_table(("RUN", "WORKFLOW", "STATE", "ENDED", "FAILURE"), rows, whole=("RUN", "STATE", "ENDED"))
+    if rows:
+        show_table(("RUN", "WORKFLOW", "STATE", "ENDED", "FAILURE"), rows, whole=("RUN", "STATE", "ENDED"))
 
 
 def document(outcome: Waited) -> dict[str, Any]:
