@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import psycopg
 import pytest
 
+from fencepost import AsyncClient, Client, StepContext, Worker
 from fencepost_server.config import ENV_PREFIX
 from fencepost_server.domain import errors
 from fencepost_server.telemetry import EngineCollector
@@ -110,3 +112,34 @@ async def test_every_loop_and_every_table_is_on_the_page_on_architecture(server:
 def test_every_invariant_is_on_the_page_on_architecture() -> None:
     page = (ROOT / "docs/architecture.md").read_text("utf-8")
     assert re.findall(r"^\| I(\d+) \|", page, flags=re.MULTILINE) == [str(number) for number in range(1, 15)]
+
+
+def section(page: str, heading: str) -> str:
+    """The text below one heading of a page, up to the next one of any level."""
+    text = (ROOT / page).read_text("utf-8")
+    return re.split(r"^#+ ", text.split(f"\n{heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def listed(text: str) -> list[str]:
+    """The names in the first cells of the tables of a text."""
+    cells = re.findall(r"^\| (`[^|]+) \|", text, flags=re.MULTILINE)
+    return [name for cell in cells for name in re.findall(r"`(?:await )?(\w+)[^`]*`", cell)]
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in vars(kind) if not name.startswith("_")}
+
+
+def test_all_that_a_context_has_is_on_the_page_on_python() -> None:
+    names = listed(section("docs/python.md", "### The context"))
+    assert sorted(names) == sorted(public(StepContext))
+
+
+def test_every_option_and_method_of_a_worker_is_on_the_page_on_python() -> None:
+    names = listed(section("docs/python.md", "## Workers"))
+    assert sorted(names) == sorted(public(Worker) | inspect.signature(Worker).parameters.keys())
+
+
+def test_every_method_of_both_clients_is_on_the_page_on_python() -> None:
+    names = listed(section("docs/python.md", "## Clients"))
+    assert sorted(names) == sorted(public(Client)) == sorted(public(AsyncClient))
