@@ -2,7 +2,8 @@
 
 The words after a block's language say that (Markdown viewers show only the language):
 
-    ```python file=worker.py      saved under that name; also yaml, json, …
+    ```python file=worker.py      saved under that name; also yaml, json, …; `hasten="sleep(9) -> sleep(0)"`: with that
+                                  replaced, for a reader in a hurry
     ```bash run                   typed, and done before the reader goes on; `exit=3` if that is its exit code
     ```bash start                 typed in a terminal of its own, where it runs to the end of the page;
                                   `until="ready"`: the reader goes on when it has printed that
@@ -29,7 +30,7 @@ PICTURES = {"text", "mermaid"}
 COVERED = {"docs/cli.md": "tests/cli/test_docs.py"}
 """Pages whose blocks a test of their own runs."""
 MARKERS: Mapping[str, frozenset[str]] = {
-    "file": frozenset(),
+    "file": frozenset({"hasten"}),
     "run": frozenset({"exit"}),
     "start": frozenset({"until"}),
     "server": frozenset(),
@@ -105,4 +106,12 @@ def fault(block: Block) -> str | None:
         return f"{block}: only bash is typed, not {block.language}"
     if block.kind in {"file", "by"} and not block.value:
         return f"{block}: {block.kind} needs a name"
+    if "hasten" in block.options and block.text.count(hastened(block)[0]) != 1:
+        return f"{block}: what is hastened must be in it once"
     return None
+
+
+def hastened(block: Block) -> tuple[str, str]:
+    """What takes long in a file, and what a reader in a hurry writes instead; both empty if nothing does."""
+    slow, _, quick = block.options.get("hasten", "").partition(" -> ")
+    return slow, quick

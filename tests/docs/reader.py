@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tests.docs.pages import ROOT, Block, blocks
+from tests.docs.pages import ROOT, Block, blocks, hastened
 from tests.fixtures.processes import Process, environment
 
 COMMAND_TIMEOUT = 30.0
@@ -107,7 +107,9 @@ class Reader:
             case "file":
                 path = self._folder / block.value
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(self._here(block.text), "utf-8")
+                slow, quick = hastened(block)
+                text = block.text.replace(slow, quick) if slow else block.text
+                path.write_text(self._here(text), "utf-8")
             case "run":
                 self._run(block)
             case "start":

@@ -168,3 +168,11 @@ def test_a_block_without_a_word_on_its_test_is_a_fault() -> None:
     assert fault(Block("page.md", 1, "python", "run", "", {}, "1")) is not None
     assert fault(Block("page.md", 1, "bash", "run", "", {"until": "x"}, "true")) is not None
     assert fault(Block("page.md", 1, "text", "picture", "", {}, "a → b")) is None
+
+
+def test_a_file_is_hastened_only_where_it_is_slow(adopt: Callable[[Process], None], tmp_path: Path) -> None:
+    block = Block("page.md", 1, "python", "file", "a.py", {"hasten": "sleep(9) -> sleep(0)"}, "sleep(9)\nsleep(8)\n")
+    assert fault(block) is None
+    Reader(tmp_path / "reader", {}, adopt).do(block)
+    assert (tmp_path / "reader" / "a.py").read_text("utf-8") == "sleep(0)\nsleep(8)\n"
+    assert fault(Block("page.md", 1, "python", "file", "a.py", {"hasten": "sleep(9) -> sleep(0)"}, "x")) is not None
