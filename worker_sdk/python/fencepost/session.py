@@ -42,6 +42,7 @@ MAX_UNANSWERED_HEARTBEATS = 64
 _HEARTBEAT_RETRY = 1.0
 _MIN_HEARTBEAT = 0.05
 _FRAME_SLACK = 1024
+_MAX_SENT_TIMES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,12 @@ class Session:
     def _numbered(self, now: float) -> pb.SessionRequest:
         self._frame_id += 1
         self._sent_at.append(now)
+        if len(self._sent_at) > _MAX_SENT_TIMES:
+            # Pongs alone would gather for ever. The oldest that is kept takes the time of what was before it: too
+            # early a time only makes a lease seem shorter than it is.
+            oldest = self._sent_at.popleft()
+            self._first_sent += 1
+            self._sent_at[0] = oldest
         return pb.SessionRequest(frame_id=self._frame_id)
 
     def _hello(self, now: float) -> pb.SessionRequest:
@@ -355,7 +362,10 @@ class Session:
         )
 
     def _time_of(self, frame_id: int) -> float:
-        """When a frame of this stream was sent. Older ones are forgotten: the server only goes forward."""
+        """When a frame of this stream was sent, or a time before it.
+
+        Older ones are forgotten: the server only goes forward.
+        """
         while self._first_sent < frame_id and len(self._sent_at) > 1:
             self._sent_at.popleft()
             self._first_sent += 1
