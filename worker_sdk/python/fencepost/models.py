@@ -175,6 +175,13 @@ class Event:
     operational_failures: int = 0
     corrective_failures: int = 0
 
+    def __str__(self) -> str:
+        """What people want to read of it, in one line; the payload is left out."""
+        parts = [str(self.seq), self.kind.value, self.node_id, f"attempt {self.attempt}" if self.attempt else ""]
+        if self.failure is not None:
+            parts.append(f"{self.failure.kind.value} {self.failure.code}: {self.failure.message}".partition("\n")[0])
+        return " ".join(part for part in parts if part)
+
 
 @dataclass(frozen=True, slots=True)
 class Definition:
