@@ -10,7 +10,7 @@ import asyncio
 import pytest
 
 from fencepost import Worker
-from fencepost.v1.worker_service_pb2 import Heartbeat
+from fencepost.v1.worker_service_pb2 import Heartbeat, Welcome
 from tests.faults.held_step import HeldStep
 from tests.faults.scene import (
     ONE_ATTEMPT,
@@ -74,6 +74,28 @@ async def test_a_task_that_never_arrived_is_offered_again_by_whichever_server_it
     assert (task.task.run_id, task.attempt) == (run_id, 1)
     assert (await again.complete(task)).outcome == OK
     assert attempts(await api.history(run_id)) == [1]
+
+
+async def test_what_a_server_leases_to_a_stream_that_its_worker_has_left_comes_back_and_costs_no_attempt(
+    scene: Scene,
+) -> None:
+    """Rows 1 and 2, I13: the worker is at another server; the stream to the first one is a black hole in which that
+    one would believe for 15 s, with a grace of a minute.
+    """
+    first, second = await scene.serve(**STAYING), await scene.serve(**STAYING)
+    proxy, api = scene.proxy(first.grpc_address), scene.api(first.grpc_address)
+    await api.register(manifest(retry=ONE_ATTEMPT))
+    worker = await scene.raw(proxy.address)
+    proxy.blackhole()
+    again = await scene.raw(second.grpc_address, capacity=0, process_nonce=worker.hello().process_nonce, hello=False)
+    await again.send(again.hello(previous_session_ids=worker.sessions))
+    await again.next(Welcome)
+    run_ids = [(await api.start()).run_id for _ in range(5)]
+    await eventually(lambda: leased_to(scene.dsn, worker.sessions[0]))
+    await eventually(lambda: not first.app.engine.dispatcher.sessions, 2, what="the first server has heard of it")
+    other = await scene.raw(first.grpc_address)
+    tasks = await other.tasks(5)
+    assert {(task.task.run_id, task.attempt) for task in tasks} == {(run_id, 1) for run_id in run_ids}
 
 
 async def test_the_tasks_of_a_worker_that_never_comes_back_go_to_another_after_the_grace(scene: Scene) -> None:

@@ -199,7 +199,7 @@ HOT: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
         "cluster",
         "probe",
         {"server": str(uuid.uuid4()), **LIMITS},
-        {"task_ready", "task_lease", "server_pkey", "cluster_pkey"},
+        {"task_ready", "task_lease", "server_pkey", "cluster_pkey", "session_ended"},
         20_000,
     ),
     "get run": ("run", "get_run", {"run_id": SOME[0], "namespace": "default"}, {"run_pkey"}, 5),

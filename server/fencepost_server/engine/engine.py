@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from fencepost_server.config import Config
-from fencepost_server.domain.errors import FencepostError, Internal, ServerDraining
+from fencepost_server.domain.errors import FencepostError, Internal, ServerDraining, SessionTimedOut
 from fencepost_server.domain.model import LeasedTask
 from fencepost_server.engine import leases
 from fencepost_server.engine.catalog import Catalog
@@ -149,6 +149,7 @@ class Engine:
         """
         now, own = await cluster.open_session(self.database, row, previous)
         adopted = await leases.adopt(self.database, row, own, held)
+        self.reconciler.follow(row.namespace, own, held)
         orphans = [
             Report(ReportKind.UNDELIVERED, *ref, row.namespace, done=asyncio.get_running_loop().create_future())
             for ref, _session in adopted.orphans
@@ -211,6 +212,10 @@ class Engine:
             self.dispatcher.forget(mark)
         self.dispatcher.hint([Ready(w.namespace, w.queue, w.handler, w.priority, w.due_in) for w in found.ready])
         self.sweeper.due_in(found.first_expiry_in)
+        for session_id in found.ended_sessions:
+            if (left := self.dispatcher.session(session_id)) is not None:
+                left.end(SessionTimedOut("the process has a newer session"))
+                self.dispatcher.remove(left)
         return self.config.poll_interval
 
     async def housekeep_once(self) -> float:

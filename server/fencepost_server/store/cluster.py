@@ -33,6 +33,8 @@ class Probe:
     ready: list[ReadyWork]
     first_expiry_in: float | None
     other_servers: int
+    ended_sessions: list[str]
+    """Those of this server that ended of late, by its own word or because their process is at another server."""
 
 
 async def probe(database: Database, config: Config, server_id: str) -> Probe:
@@ -47,15 +49,17 @@ async def probe(database: Database, config: Config, server_id: str) -> Probe:
             "server_timeout": timedelta(seconds=config.server_timeout),
         },
     )
-    ready, expiry, others = [], None, 0
+    ready, expiry, others, ended = [], None, 0, []
     for what, namespace, queue, handler, number, seconds in rows:
         if what == 1:
             ready.append(ReadyWork(namespace, queue, handler, number, seconds))
         elif what == 2:
             expiry = seconds
-        else:
+        elif what == 3:
             others = number
-    return Probe(ready, expiry, others)
+        else:
+            ended.append(namespace)
+    return Probe(ready, expiry, others, ended)
 
 
 async def forget(database: Database) -> None:
@@ -87,7 +91,9 @@ class SessionRow:
 
 
 async def open_session(database: Database, row: SessionRow, previous: Sequence[str]) -> tuple[datetime, list[str]]:
-    """Write a session down. Returns the database's time and which of ``previous`` were of the same process."""
+    """Write a session down, and that those of ``previous`` which were of the same process have ended. Returns the
+    database's time and these.
+    """
     async with database.transaction() as session:
         await session.send(
             query("cluster", "open_session"),
@@ -103,6 +109,7 @@ async def open_session(database: Database, row: SessionRow, previous: Sequence[s
         own = []
         if previous:
             params = {"sessions": Uuids(previous), "namespace": row.namespace, "nonce": row.nonce}
+            await session.send(query("cluster", "leave_sessions"), params)
             own = [r[0] for r in await session.rows(query("cluster", "own_sessions"), params)]
         now = (await session.rows(query("cluster", "time")))[0][0]
     return now, own

@@ -2,10 +2,11 @@
 
 -- name: probe
 -- Beats for this server, moves the outage guard on, and tells what there is to do: which (namespace, queue, handler, priority)
--- have a ready task and when the first is due, when the first lease can expire, how many other servers live. A gap between probes of
--- all servers longer than an outage holds every expiry until workers had time to come back.
+-- have a ready task and when the first is due, when the first lease can expire, how many other servers live, which of this server's
+-- sessions have ended of late: of one that it believes to be open, the process has come back elsewhere. A gap between probes of all
+-- servers longer than an outage holds every expiry until workers had time to come back.
 -- locks: own server row; the cluster row at most once a second (more often only if an outage is said to be shorter than some
--- seconds). index: task_ready (one lookup a combination), task_lease
+-- seconds). index: task_ready (one lookup a combination), task_lease, session_ended
 with recursive beat as (
     insert into server (server_id) values (%(server)s)
     on conflict (server_id) do update set seen_at = clock_timestamp()
@@ -37,7 +38,10 @@ select 2, null, null, null, null,
 union all
 select 3, null, null, null,
        (select count(*)::int from server where seen_at > clock_timestamp() - %(server_timeout)s and server_id <> %(server)s),
-       0;
+       0
+union all
+select 4, session_id::text, null, null, null, 0 from session
+where ended_at > (select clock_timestamp()) - %(server_timeout)s and server_id = %(server)s;
 
 -- name: forget
 -- Bounded housekeeping: gone servers, ended sessions, request ids past their time. Open sessions are read, all of them:
@@ -73,6 +77,11 @@ on conflict (session_id) do nothing;
 -- Which of these former sessions belong to the same process.
 select session_id from session
 where session_id = any(%(sessions)s) and namespace = %(namespace)s and process_nonce = %(nonce)s;
+
+-- name: leave_sessions
+-- A process has come back: its former sessions have ended, whatever their servers believe. locks: their rows.
+update session set ended_at = clock_timestamp()
+where session_id = any(%(sessions)s) and namespace = %(namespace)s and process_nonce = %(nonce)s and ended_at is null;
 
 -- name: close_session
 update session set ended_at = clock_timestamp() where session_id = any(%(sessions)s) and ended_at is null;
