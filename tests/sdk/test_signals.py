@@ -85,6 +85,41 @@ async def test_a_second_signal_does_not_wait(server: InProcessServer, python_pro
         assert await asyncio.to_thread(worker.wait, 15) == 0
 
 
+async def test_a_second_interrupt_amid_the_end_leaves_no_traceback(
+    server: InProcessServer, python_process: ProgramStarter
+) -> None:
+    async with AsyncClient(server.grpc_address) as client:
+        await start(client)
+        worker = await begun(python_process, server, "block-loop", "0.1")
+        worker.signal(signal.SIGINT)
+        await eventually(lambda: "cut off" in worker.logs)
+        worker.signal(signal.SIGINT)
+        assert await asyncio.to_thread(worker.wait, 15) == 0
+        assert "KeyboardInterrupt" not in worker.logs
+
+
+PLAIN_PROGRAM = """\
+import sys
+from fencepost import Worker, step
+
+@step("s1")
+def s1() -> None: ...
+
+Worker(sys.argv[1], [s1], slots=3, name="plain").run()
+"""
+
+
+async def test_a_program_without_logging_shows_where_its_worker_is_connected(
+    server: InProcessServer, python_process: ProgramStarter
+) -> None:
+    worker = python_process("-c", PLAIN_PROGRAM, server.grpc_address)
+    line = f"worker plain connected to {server.grpc_address}: 1 handlers on queue default, 3 slots, session "
+    await eventually(lambda: line in worker.logs, 20)
+    worker.signal(signal.SIGTERM)
+    assert await asyncio.to_thread(worker.wait, 15) == 0
+    assert worker.logs.count(line) == 1
+
+
 async def test_steps_that_were_not_begun_are_given_back_at_once(
     server: InProcessServer, python_process: ProgramStarter
 ) -> None:

@@ -168,14 +168,17 @@ async def test_an_error_of_decoding_inside_a_handler_is_not_the_inputs(harness: 
         assert (outcome.kind, outcome.code) == (FailureKind.OPERATIONAL, "NotDecodable")
 
 
-async def test_only_unexpected_errors_are_logged_with_their_traceback(
+async def test_each_failed_attempt_is_logged_in_a_line_and_unexpected_ones_with_their_traceback(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "fencepost.worker"):
-        await harness.run(step("a")(raising(PermanentError("meant"))), step("b")(raising(KeyError("bug"))))
-    (record,) = caplog.records
-    assert record.exc_info
-    assert "step b failed at attempt 1" in record.getMessage()
+        await harness.run(step("a")(raising(PermanentError("meant\nmore"))), step("b")(raising(KeyError("bug"))))
+    meant, bug = sorted(caplog.records, key=lambda record: record.getMessage())
+    assert meant.getMessage().startswith("step a failed: node n, run ")
+    assert meant.getMessage().endswith(", attempt 1: PERMANENT PermanentError: meant")
+    assert not meant.exc_info
+    assert bug.getMessage().startswith("step b failed: ")
+    assert bug.exc_info
 
 
 async def test_a_blocked_handler_holds_up_neither_the_session_nor_the_threads(harness: Harness) -> None:

@@ -34,6 +34,8 @@ from fencepost.models import FailureKind
 
 logger = logging.getLogger("fencepost.worker")
 
+_LOGGED_MESSAGE = 500
+
 Result: TypeAlias = tuple[Lease, Outcome]
 
 
@@ -156,7 +158,7 @@ class Executor:
         try:
             arguments, keywords = step.bind(lease)
         except NotDecodable as error:
-            return _not_decodable(error)
+            return _not_decodable(lease, error)
         try:
             output = await step.function(*arguments, **keywords)
         except BaseException as error:  # noqa: BLE001 - SystemExit and the like are the step's own failure
@@ -217,7 +219,7 @@ class Executor:
         try:
             arguments, keywords = step.bind(lease)
         except NotDecodable as error:
-            return _not_decodable(error)
+            return _not_decodable(lease, error)
         try:
             output = step.function(*arguments, **keywords)
         except BaseException as error:  # noqa: BLE001 - SystemExit and the like are the step's own failure
@@ -225,30 +227,38 @@ class Executor:
         return _completed(lease, output)
 
 
-def _not_decodable(error: NotDecodable) -> Failed:
+def _not_decodable(lease: Lease, error: NotDecodable) -> Failed:
     text = f"the input does not fit the handler: {error.message}"
-    return Failed(FailureKind.PERMANENT, INPUT_NOT_DECODABLE, clean(text))
+    return _told(lease, Failed(FailureKind.PERMANENT, INPUT_NOT_DECODABLE, clean(text)))
 
 
 def _completed(lease: Lease, output: object) -> Outcome:
     try:
         return lease.step.completed(output, lease.max_payload_bytes)
     except NotEncodable as error:
-        return not_recordable(f"the output of step {lease.step.name} can't be recorded: {error.message}")
+        text = f"the output of step {lease.step.name} can't be recorded: {error.message}"
+        return _told(lease, not_recordable(text))
 
 
 def _failed(lease: Lease, error: BaseException) -> Failed:
-    failure = failed(error, lease.max_payload_bytes)
-    if failure.unexpected and lease.cancel_reason is None:
-        # The history keeps the text only; where it came from is for this log.
+    return _told(lease, failed(error, lease.max_payload_bytes), error)
+
+
+def _told(lease: Lease, failure: Failed, error: BaseException | None = None) -> Failed:
+    """Log a failure that is the step's own, in a line. Only what nobody foresaw has its traceback: the history keeps
+    the text alone, and where it came from is for this log.
+    """
+    if lease.cancel_reason is None:
         logger.warning(
-            "step %s failed at attempt %d of run %s node %s: %s",
+            "step %s failed: node %s, run %s, attempt %d: %s %s: %s",
             lease.step.name,
-            lease.attempt,
-            lease.run_id,
             lease.node_id,
+            lease.run_id,
+            lease.attempt,
+            failure.kind.value,
             failure.code,
-            exc_info=error,
+            clean(failure.message.partition("\n")[0], _LOGGED_MESSAGE),
+            exc_info=error if failure.unexpected else None,
             extra={"run_id": lease.run_id, "node_id": lease.node_id, "attempt": lease.attempt},
         )
     return failure

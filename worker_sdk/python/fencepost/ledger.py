@@ -265,6 +265,16 @@ class Ledger:
             if self.holds(lease) and lease.outcome is None:
                 text = "the attempt ran longer than the node's timeout"
                 failure = Failed(FailureKind.OPERATIONAL, ATTEMPT_TIMEOUT, text)
+                logger.warning(
+                    "step %s failed: node %s, run %s, attempt %d: %s %s: %s",
+                    lease.step.name,
+                    lease.node_id,
+                    lease.run_id,
+                    lease.attempt,
+                    failure.kind.value,
+                    failure.code,
+                    text,
+                )
                 self.cut_off(lease, failure, CancelReason.ATTEMPT_TIMEOUT, effects)
         while self._later and self._later[0][0] <= now:
             lease = self._later.popleft()[1]

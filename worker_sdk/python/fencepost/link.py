@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -35,6 +36,8 @@ STABLE_AFTER = 5.0
 CLOSE_TIMEOUT = 2.0
 _LONGEST_SLEEP = 1.0
 _LOG_INTERVAL = 1.0
+_LONG_OUTAGE = 60.0
+_LONG_OUTAGE_LOG_INTERVAL = 10.0
 
 # Reasons that another try can't change. A frame that was refused is not among them: the next stream numbers
 # anew.
@@ -60,7 +63,8 @@ class Link:
         self._retick = asyncio.Event()
         self._left = asyncio.Event()
         self._next_tick = 0.0
-        self._logged_at = 0.0
+        self._logged_at = -_LOG_INTERVAL
+        self._away_since = clock()
         self._was_open = False
 
     def wake(self) -> None:
@@ -182,8 +186,9 @@ class Link:
             was_open = session.is_open
             self._handle(session.receive(frame, clock()))
             if not was_open and session.is_open:
+                self._away_since = math.inf
+                self._log_connected(again=self._was_open)
                 self._was_open = True
-                logger.info("connected to %s, session %s", self._targets.current, session.session_id)
 
     async def _write(self, call: Call) -> None:
         session = self.session
@@ -225,6 +230,20 @@ class Link:
         # Something else listens there. Once it was our server, this can only be a moment of its restart.
         return error.reason == "UNIMPLEMENTED" and not self._was_open
 
+    def _log_connected(self, *, again: bool) -> None:
+        identity = self.session.identity
+        queues = sorted({step.queue for step in identity.steps.values()})
+        logger.info(
+            "worker %s %s to %s: %d handlers on %s, %d slots, session %s",
+            identity.worker_name,
+            "reconnected" if again else "connected",
+            self._targets.current,
+            len(identity.steps),
+            f"queue {queues[0]}" if len(queues) == 1 else f"{len(queues)} queues",
+            self.session.capacity,
+            self.session.session_id,
+        )
+
     def _log_break(self, error: FencepostError | None, delay: float) -> None:
         what = "the stream ended" if error is None else str(error).partition("\n")[0]
         kind = "unreachable" if isinstance(error, Unreachable) else "lost"
@@ -238,8 +257,10 @@ class Link:
         )
 
     def _log(self, message: str, *values: object) -> None:
-        """Log at most once a second: an outage is one story, not thousands."""
+        """Log at most once a second, and every ten seconds after a minute without a server: an outage is one story."""
         now = clock()
-        if now - self._logged_at >= _LOG_INTERVAL:
+        self._away_since = min(self._away_since, now)  # infinite while there was a server
+        interval = _LOG_INTERVAL if now - self._away_since < _LONG_OUTAGE else _LONG_OUTAGE_LOG_INTERVAL
+        if now - self._logged_at >= interval:
             self._logged_at = now
             logger.warning(message, *values)

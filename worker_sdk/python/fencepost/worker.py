@@ -92,7 +92,7 @@ class Worker:
         self._labels = dict(labels or {})
         self._max_frame_bytes = max_frame_bytes
         self._counters = Counters()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal may call `stop` amid a `stop`
         self._running = False
         self._stop_asked = False
         self._hurry_asked = False
@@ -108,20 +108,26 @@ class Worker:
         Stopped, it takes no new tasks, gives back what it has not begun, lets the rest finish, and returns; a
         second signal, or the end of ``drain_timeout``, cuts off what still runs. (Signals are handled only if
         it is called in the main thread.) Raises FencepostError if a server refuses the worker for good.
+
+        If the program has set up no logging, the SDK's log from INFO on goes to standard error meanwhile: where
+        the worker is connected, what failed. Any handler, or a level of the logger "fencepost", is respected.
         """
         self._claim()
         ended = threading.Event()
         users_loop = asyncio.new_event_loop()
         users_thread = threading.Thread(target=_run_users_loop, args=(users_loop,), name="fencepost-steps", daemon=True)
         try:
-            with self._signals():
-                users_thread.start()
-                self._start_session(users_loop, ended.set)
-                ended.wait()
+            # Signals are handled to the very end: a second one must not interrupt the end of the steps' loop.
+            with self._signals(), _log_shown():
+                try:
+                    users_thread.start()
+                    self._start_session(users_loop, ended.set)
+                    ended.wait()
+                finally:
+                    if not ended.is_set():
+                        self.stop(now=True)
+                    _stop_users_loop(users_loop, users_thread)
         finally:
-            if not ended.is_set():
-                self.stop(now=True)
-            _stop_users_loop(users_loop, users_thread)
             self._running = False
         self._raise_error()
 
@@ -271,6 +277,26 @@ class Worker:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _log_shown() -> Iterator[None]:
+    """Show the SDK's log within the block, if nobody has said what is to become of it."""
+    log = logging.getLogger("fencepost")
+    if log.hasHandlers():
+        yield
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    level = log.level
+    log.addHandler(handler)
+    if level == logging.NOTSET:
+        log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def _version() -> str:
