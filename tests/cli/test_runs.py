@@ -271,3 +271,16 @@ def test_a_server_that_is_not_there_is_told_after_the_patience(command: tuple[st
 
 def test_an_address_that_is_none_is_wrong_usage() -> None:
     assert run("runs", "list", "--address", ",").code == 2
+
+
+async def test_flags_of_client_commands_may_stand_before_the_command(fencepost: Program, api: Api) -> None:
+    await api.register(manifest(1))
+    run_id = (await api.start()).run_id
+    before = ("--address", fencepost.address, "--namespace", "default", "--json")
+    listed = await fencepost(*before, "runs", "list", FENCEPOST_ADDRESS="127.0.0.1:1", FENCEPOST_NAMESPACE="other")
+    assert listed.document["run_id"] == run_id
+    both = await fencepost("--address", "127.0.0.1:1", "runs", "list", "--address", fencepost.address)
+    assert run_id in both.out
+    elsewhere = run("--address", "127.0.0.1:1", "migrate", "--dsn", "postgresql://127.0.0.1:1/x")
+    assert elsewhere.code == 2
+    assert elsewhere.error == "fencepost: --address is for the commands definitions and runs\n"

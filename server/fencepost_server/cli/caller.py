@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 DEFAULT_ADDRESS = "127.0.0.1:7654"
 DEFAULT_PATIENCE = 10.0
 
+
+def _or_before(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
+    """The flag's value, or that of the same flag before the command; a variable comes after both."""
+    given = (context.obj or {}).get(parameter.name)
+    source = context.get_parameter_source(parameter.name or "")
+    return value if given is None or (source is not None and source.name == "COMMANDLINE") else given
+
+
 _PARAMETERS: Mapping[str, tuple[Any, Any]] = {
     "address": (
         Annotated[
@@ -27,6 +35,7 @@ _PARAMETERS: Mapping[str, tuple[Any, Any]] = {
                 envvar="FENCEPOST_ADDRESS",
                 metavar="HOST:PORT",
                 help="Where a server is; several that are equal are separated by commas.",
+                callback=_or_before,
             ),
         ],
         DEFAULT_ADDRESS,
@@ -34,12 +43,14 @@ _PARAMETERS: Mapping[str, tuple[Any, Any]] = {
     "namespace": (
         Annotated[
             str,
-            typer.Option("--namespace", envvar="FENCEPOST_NAMESPACE", help="The namespace to work in."),
+            typer.Option(
+                "--namespace", envvar="FENCEPOST_NAMESPACE", help="The namespace to work in.", callback=_or_before
+            ),
         ],
         "default",
     ),
     "json": (
-        Annotated[bool, typer.Option("--json", help="Answer in JSON, a line for each item.")],
+        Annotated[bool, typer.Option("--json", help="Answer in JSON, a line for each item.", callback=_or_before)],
         False,
     ),
     "timeout": (

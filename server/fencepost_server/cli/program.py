@@ -11,10 +11,12 @@ import typer
 
 from fencepost_server.cli import definitions, dev, runs, server, starting, waiting
 from fencepost_server.cli.caller import with_caller
-from fencepost_server.cli.faults import explain
+from fencepost_server.cli.faults import WrongUsage, explain
 from fencepost_server.cli.parameters import Command, Debug, with_debug
 
 PROGRAM = "fencepost"
+
+_CLIENTS = ("definitions", "runs")
 
 
 def _show_version(wanted: bool) -> None:
@@ -26,12 +28,21 @@ def _show_version(wanted: bool) -> None:
 
 
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
     ] = False,
     debug: Debug = False,
+    address: Annotated[str | None, typer.Option("--address", hidden=True)] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", hidden=True)] = None,
+    json: Annotated[bool, typer.Option("--json", hidden=True)] = False,
 ) -> None:
     """Fencepost: durable workflows on Postgres."""
+    # For those who write them before the command, as with other programs; each client command shows them in its help.
+    given = {"address": address, "namespace": namespace, "json": json or None}
+    context.obj = {name: value for name, value in given.items() if value is not None}
+    if context.obj and context.invoked_subcommand not in _CLIENTS:
+        raise WrongUsage(f"--{next(iter(context.obj))} is for the commands {' and '.join(_CLIENTS)}")
 
 
 def make_app() -> typer.Typer:
