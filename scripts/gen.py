@@ -52,11 +52,7 @@ def differences(committed: dict[str, bytes], fresh: dict[str, bytes]) -> list[st
     """One line for each file that is missing, left over or different."""
     lines = [f"{name}: missing" for name in sorted(fresh.keys() - committed.keys())]
     lines += [f"{name}: left over" for name in sorted(committed.keys() - fresh.keys())]
-    lines += [
-        f"{name}: differs"
-        for name in sorted(fresh.keys() & committed.keys())
-        if fresh[name] != committed[name]
-    ]
+    lines += [f"{name}: differs" for name in sorted(fresh.keys() & committed.keys()) if fresh[name] != committed[name]]
     return lines
 
 

@@ -104,9 +104,7 @@ def test_no_module_is_longer_than_its_limit() -> None:
     lengths = {name: len(text.splitlines()) for name, text in modules()}
     too_long = {name: lines for name, lines in lengths.items() if lines > MAX_MODULE_LINES}
     assert sorted(too_long.keys() - LONG_MODULES.keys()) == []
-    assert sorted(LONG_MODULES.keys() - too_long.keys()) == [], (
-        "no longer long, or gone: take it off the list"
-    )
+    assert sorted(LONG_MODULES.keys() - too_long.keys()) == [], "no longer long, or gone: take it off the list"
 
 
 def test_no_function_is_longer_than_its_limit() -> None:
@@ -130,12 +128,8 @@ def test_only_the_store_and_what_tries_it_speak_sql() -> None:
         if may_speak_sql(name):
             continue
         tree = ast.parse(text, name)
-        found += [
-            f"{name}:{line} imports {p}" for line, p in imported_packages(tree) if p.startswith("psycopg")
-        ]
-        found += [
-            f"{name}:{line} {value[:60]!r}" for line, value in string_literals(tree) if SQL.match(value)
-        ]
+        found += [f"{name}:{line} imports {p}" for line, p in imported_packages(tree) if p.startswith("psycopg")]
+        found += [f"{name}:{line} {value[:60]!r}" for line, value in string_literals(tree) if SQL.match(value)]
     for path in files():
         if path.suffix == ".sql" and not may_speak_sql(name_of(path)):
             found.append(name_of(path))
@@ -162,9 +156,7 @@ def anchors(markdown: str) -> set[str]:
     prose = re.sub(r"^( *)(```|~~~).*?^ *\2[^\n]*$", "", markdown, flags=re.MULTILINE | re.DOTALL)
     names: set[str] = set(re.findall(r'<a (?:id|name)="([^"]+)"', prose))
     for heading in re.findall(r"^#{1,6} +(.+?) *#*$", prose, flags=re.MULTILINE):
-        slug = base = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)]\([^)]*\)", r"\1", heading).lower()).replace(
-            " ", "-"
-        )
+        slug = base = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)]\([^)]*\)", r"\1", heading).lower()).replace(" ", "-")
         repeats = 0
         while slug in names:
             repeats += 1
@@ -200,9 +192,7 @@ def test_every_setting_of_the_server_is_documented() -> None:
 
 
 def test_every_environment_variable_that_is_named_somewhere_exists() -> None:
-    known = {
-        f"FENCEPOST_{field.name.upper()}" for field in dataclasses.fields(Config)
-    } | OTHER_VARIABLES.keys()
+    known = {f"FENCEPOST_{field.name.upper()}" for field in dataclasses.fields(Config)} | OTHER_VARIABLES.keys()
     found = []
     for name, text in texts():
         # Tests name settings that do not exist, to see them refused.
@@ -238,11 +228,7 @@ def test_every_error_reason_has_its_row_in_the_documentation() -> None:
 
 
 def test_every_error_reason_is_met_in_a_test() -> None:
-    sources = "\n".join(
-        text for name, text in modules() if name.startswith("tests/") and name != "tests/test_tidy.py"
-    )
+    sources = "\n".join(text for name, text in modules() if name.startswith("tests/") and name != "tests/test_tidy.py")
     words = set(re.findall(r"\w+", sources))
-    names = {
-        error: {error.reason, f"ERROR_REASON_{error.reason}", error.__name__} for error in error_classes()
-    }
+    names = {error: {error.reason, f"ERROR_REASON_{error.reason}", error.__name__} for error in error_classes()}
     assert sorted(error.reason for error, spellings in names.items() if not words & spellings) == []
