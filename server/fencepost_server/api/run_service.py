@@ -72,10 +72,26 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
         request_key = checks.text(request.request_key, "request_key")
         request_id = checks.text(request.request_id, "request_id")
         priority = checks.number(request.priority, "priority", 1, 5, 3)
+        dedupe_key = checks.text(request.dedupe_key, "dedupe_key")
+        if request.on_active_duplicate not in pb.DuplicatePolicy.values():
+            checks.note("on_active_duplicate", "is not a policy")
+        elif request.on_active_duplicate and not dedupe_key:
+            checks.note("on_active_duplicate", "needs a dedupe_key")
+        bind_duplicate = request.on_active_duplicate == pb.DUPLICATE_POLICY_BIND
         checks.done()
         payload, value = payload_in(request.input, self._config.max_payload_bytes, "input")
         return StartRequest(
-            namespace, workflow_id, definition_hash, payload, value, user_id, request_key, request_id, priority
+            namespace,
+            workflow_id,
+            definition_hash,
+            payload,
+            value,
+            user_id,
+            request_key,
+            request_id,
+            priority,
+            dedupe_key,
+            bind_duplicate,
         )
 
     @call
@@ -170,5 +186,8 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
 
 def _started(started: Started) -> pb.StartRunResponse:
     return pb.StartRunResponse(
-        run_id=started.run_id, created=started.created, definition_hash=started.definition_hash.hex()
+        run_id=started.run_id,
+        created=started.created,
+        definition_hash=started.definition_hash.hex(),
+        input_differs=started.input_differs,
     )

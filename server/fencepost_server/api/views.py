@@ -27,6 +27,7 @@ def run_summary(run: RunSummary) -> run_pb2.Run:
         create_time=timestamp(run.created_at),
         end_time=timestamp(run.ended_at),
         last_seq=run.last_seq,
+        dedupe_key=run.dedupe_key,
     )
     if run.failure is not None:
         message.failure.CopyFrom(failure_out(Failure.from_json(run.failure)))

@@ -118,6 +118,10 @@ class RequestIdConflict(AlreadyExists):
     """The request id was used for another request."""
 
 
+class DedupeKeyConflict(AlreadyExists):
+    """The dedupe key is held by a run with another input that has not ended."""
+
+
 class FailedPrecondition(FencepostError):
     """The state forbids it."""
 

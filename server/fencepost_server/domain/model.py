@@ -147,6 +147,7 @@ class RunRow:
     node_index: int
     next_seq: int
     last_event_at: datetime
+    dedupe_key: str = ""
     output_seq: int | None = None
     failure: str | None = None
     ended_at: datetime | None = None

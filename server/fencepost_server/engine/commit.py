@@ -9,16 +9,15 @@ the one that locked it. Nobody is told anything before the commit (I1).
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from fencepost_server.config import Config
 from fencepost_server.domain.errors import (
+    DatabaseUnavailable,
     FencepostError,
     InputSchemaMismatch,
-    RequestIdConflict,
-    RequestKeyConflict,
     UnknownDefinition,
     UnknownWorkflow,
 )
@@ -26,13 +25,13 @@ from fencepost_server.domain.graph import Graph
 from fencepost_server.domain.model import LeasedTask
 from fencepost_server.engine.catalog import Catalog
 from fencepost_server.engine.fold import Changes, Eager, Fold
+from fencepost_server.engine.keys import REQUEST_ID, Keys, dedupe_key_of, has_keys, keys_of
 from fencepost_server.engine.operations import Answer, Operation, Report, Start, Started, WorkerSession
 from fencepost_server.store import batch
 from fencepost_server.store.batch import Clock, Key, KeyRow, Locked
 from fencepost_server.store.connection import Connection, Session, transaction
 
-REQUEST_KEY, REQUEST_ID = 1, 2
-"""Kinds of run_key."""
+_KEY_TRIES = 50
 
 
 @dataclass(slots=True)
@@ -123,7 +122,7 @@ class Committer:
                 valid.append((start, outcome))
         if refused:
             answered.extend(await _remembered(session, refused))
-        keyed = [(start, graph) for start, graph in valid if start.request_key or start.request_id]
+        keyed = [(start, graph) for start, graph in valid if has_keys(start)]
         bound = await self._bind(session, keyed, locked) if keyed else {}
         for start, graph in valid:
             answer = bound.get(start.run_id)
@@ -139,18 +138,16 @@ class Committer:
         """Claim the keys of starts. Returns, by run id, the answers of those that make no run: bound, repeated,
         or in conflict.
 
-        A request id is asked before the request key (memory before state). Within one batch the first start of
-        a key wins, as if they had come one after the other.
+        Within one batch the first start of a key wins, as if they had come one after the other.
         """
         now = locked.clock.now
         expires = now + timedelta(seconds=self._config.request_memory)
         rows: dict[Key, tuple[KeyRow, datetime | None]] = {}
         for start, graph in starts:
-            for key, fingerprint in _keys(start):
+            for key, fingerprint in keys_of(start):
                 expiry = expires if key[1] == REQUEST_ID else None
                 rows.setdefault(key, (KeyRow(start.run_id, graph.hash, fingerprint, True), expiry))
-        await batch.insert_keys(session, [(key, row, expiry) for key, (row, expiry) in rows.items()])
-        keys = Keys(await batch.read_keys(session, list(rows)))
+        keys = Keys(await _claim_keys(session, rows))
         answers = {
             start.run_id: answer for start, graph in starts if (answer := keys.claim(start, graph.hash)) is not None
         }
@@ -161,13 +158,29 @@ class Committer:
         return answers
 
 
+async def _claim_keys(session: Session, rows: dict[Key, tuple[KeyRow, datetime | None]]) -> dict[Key, KeyRow]:
+    """Insert keys and read what they stand for. A key that somebody else held at the insert can be gone at the read, when
+    its run has ended or its time has passed in between: it is free then, and inserted again.
+    """
+    stored: dict[Key, KeyRow] = {}
+    for _ in range(_KEY_TRIES):
+        missing = [key for key in rows if key not in stored]
+        if not missing:
+            break
+        await batch.insert_keys(session, [(key, *rows[key]) for key in missing])
+        stored.update(await batch.read_keys(session, missing))
+    else:
+        raise DatabaseUnavailable("a key changed hands too often")
+    return stored
+
+
 async def _remembered(
     session: Session, refused: list[tuple[Start, FencepostError]]
 ) -> list[tuple[Start, Started | FencepostError]]:
     """The answers of starts that can't make a run: memory is asked before state (I6), so a repeat finds its run
     although the definition that is active by now would refuse its input.
     """
-    names = {key for start, _ in refused for key, _fingerprint in _keys(start)}
+    names = {key for start, _ in refused for key, _fingerprint in keys_of(start)}
     keys = Keys(await batch.read_keys(session, list(names)) if names else {})
     return [(start, keys.recall(start) or error) for start, error in refused]
 
@@ -186,101 +199,6 @@ def _checked(start: Start, graphs: dict[tuple[str, str, bytes], Graph], locked: 
     return graph
 
 
-def _request_key_key(start: Start) -> Key | None:
-    if not start.request_key:
-        return None
-    return (start.namespace, REQUEST_KEY, start.workflow_id, start.user_id, start.request_key)
-
-
-def _request_id_key(start: Start) -> Key | None:
-    return (start.namespace, REQUEST_ID, "", "", start.request_id) if start.request_id else None
-
-
-def _keys(start: Start) -> Iterable[tuple[Key, bytes]]:
-    """The keys that a start brings, each with the fingerprint that it is remembered with."""
-    if (key := _request_key_key(start)) is not None:
-        yield key, start.fingerprint
-    if (key := _request_id_key(start)) is not None:
-        yield key, start.request_fingerprint
-
-
-class Keys:
-    """The keys of a batch's starts as the table has them after the insert, while the starts claim them one
-    after the other.
-    """
-
-    def __init__(self, stored: dict[Key, KeyRow]) -> None:
-        self._stored = stored
-        self.rebound: dict[Key, KeyRow] = {}
-        """Rows of this transaction that turned out to stand for another run."""
-        self.released: dict[Key, str] = {}
-        """Rows of this transaction (with their run id) whose start was refused or bound."""
-
-    def recall(self, start: Start) -> Started | FencepostError | None:
-        """The answer that the keys remember, or None."""
-        return self._answer(start)
-
-    def claim(self, start: Start, definition_hash: bytes) -> Started | FencepostError | None:
-        """The answer of a start that makes no run, or None: its keys are its own and it makes the run."""
-        answer = self._answer(start)
-        if answer is not None:
-            self._let_go(start, answer)
-            return answer
-        for key, fingerprint in _keys(start):
-            if key not in self._stored:  # its row was let go by an earlier start of the batch: it is this one's now
-                self._stored[key] = self.rebound[key] = KeyRow(start.run_id, definition_hash, fingerprint, True)
-                self.released.pop(key, None)
-        return None
-
-    def _answer(self, start: Start) -> Started | FencepostError | None:
-        row = self._foreign(start, _request_id_key(start))
-        if row is not None:
-            if row.fingerprint != start.request_fingerprint:
-                return _conflict(RequestIdConflict, "request id", start.request_id, row, start.request_fingerprint)
-            return Started(row.run_id, row.created, row.definition_hash)
-        row = self._foreign(start, _request_key_key(start))
-        if row is not None:
-            if row.fingerprint != start.fingerprint:
-                return _conflict(RequestKeyConflict, "request key", start.request_key, row, start.fingerprint)
-            return Started(row.run_id, False, row.definition_hash)
-        return None
-
-    def _foreign(self, start: Start, key: Key | None) -> KeyRow | None:
-        row = None if key is None else self._stored.get(key)
-        return row if row is not None and row.run_id != start.run_id else None
-
-    def _let_go(self, start: Start, answer: Started | FencepostError) -> None:
-        """No run of this id comes to be, so no key may stand for it. A request id remembers whose run it was
-        answered with.
-        """
-        for key, fingerprint in _keys(start):
-            row = self._stored.get(key)
-            if row is not None and row.run_id != start.run_id:
-                continue
-            if key[1] == REQUEST_ID and isinstance(answer, Started):
-                self._stored[key] = self.rebound[key] = KeyRow(
-                    answer.run_id, answer.definition_hash, fingerprint, False
-                )
-                self.released.pop(key, None)  # an earlier start of the batch brought it first and was refused
-            elif row is not None:
-                del self._stored[key]
-                self.rebound.pop(key, None)
-                self.released[key] = start.run_id
-
-
-def _conflict(
-    error: type[RequestKeyConflict | RequestIdConflict], what: str, key: str, row: KeyRow, fingerprint: bytes
-) -> FencepostError:
-    return error(
-        f"the {what} {key!r} was used by run {row.run_id} with another request",
-        metadata={
-            "existing_run_id": row.run_id,
-            "existing_fingerprint": row.fingerprint.hex(),
-            "request_fingerprint": fingerprint.hex(),
-        },
-    )
-
-
 async def _write(session: Session, changes: Changes) -> None:
     """One round trip, with the commit: rows are independent of each other, so the order is free."""
     if changes.new_runs:
@@ -295,6 +213,8 @@ async def _write(session: Session, changes: Changes) -> None:
         await batch.insert_tasks(session, [(new.row, new.namespace) for new in changes.new_tasks])
     if changes.events:
         await batch.insert_events(session, changes.events)
+    if changes.freed_keys:
+        await batch.delete_keys(session, sorted((dedupe_key_of(run), run.run_id) for run in changes.freed_keys))
 
 
 Told = tuple[list[tuple[Report, Answer]], list[LeasedTask]]

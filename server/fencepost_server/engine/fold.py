@@ -96,6 +96,8 @@ class Changes:
     """(session_id, run_id, task_id, token, reason) of leases that a loop ended."""
     ready: list[Ready] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
+    freed_keys: list[RunRow] = field(default_factory=list)
+    """Runs that have ended and held a dedupe key."""
 
 
 Eager = Callable[[Report, RunRow, str, str], int | None]
@@ -128,7 +130,7 @@ class Fold:
         node = graph.nodes[0]
         run = RunRow(
             start.run_id, start.namespace, start.workflow_id, graph.hash, start.user_id, start.priority,
-            RunState.PENDING, 0, 1, self.now,
+            RunState.PENDING, 0, 1, self.now, start.dedupe_key,
         )  # fmt: skip
         self._event(run, EventType.RUN_STARTED, payload=start.input)
         task_id = self._event(run, EventType.STEP_SCHEDULED, node_index=0, input_seq=1)
@@ -350,6 +352,8 @@ class Fold:
     def _end(self, run: RunRow, state: RunState) -> None:
         run.state = state
         run.ended_at = run.last_event_at
+        if run.dedupe_key:
+            self.changes.freed_keys.append(run)
         self.changes.ended.append(run.run_id)
 
     def _event(

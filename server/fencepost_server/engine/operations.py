@@ -135,6 +135,8 @@ class Started:
     run_id: str
     created: bool
     definition_hash: bytes
+    input_differs: bool = False
+    """Bound by a dedupe key to a run that was started with another input."""
 
 
 @dataclass(slots=True, eq=False)
@@ -153,6 +155,8 @@ class Start:
     request_key: str
     request_id: str
     priority: int
+    dedupe_key: str = ""
+    bind_duplicate: bool = False
     result: asyncio.Future[Started | FencepostError] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from fencepost_server.domain.errors import RunNotFound
 from fencepost_server.domain.graph import Graph
-from fencepost_server.engine.commit import REQUEST_KEY
 from fencepost_server.engine.engine import Engine
+from fencepost_server.engine.keys import REQUEST_KEY
 from fencepost_server.store import runs
 from fencepost_server.store.runs import EventRecord, RunDetail, RunSummary
 

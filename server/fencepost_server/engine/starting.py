@@ -27,6 +27,8 @@ class StartRequest:
     request_key: str
     request_id: str
     priority: int
+    dedupe_key: str
+    bind_duplicate: bool
 
 
 def new_run_id() -> str:
@@ -40,7 +42,7 @@ def new_run_id() -> str:
 
 def make_start(request: StartRequest) -> Start:
     """The operation for a request. Fingerprints are made only for the keys that are there."""
-    print_ = _fingerprint(request) if request.request_key or request.request_id else b""
+    print_ = _fingerprint(request) if request.request_key or request.request_id or request.dedupe_key else b""
     return Start(
         new_run_id(),
         request.namespace,
@@ -54,6 +56,8 @@ def make_start(request: StartRequest) -> Start:
         request.request_key,
         request.request_id,
         request.priority,
+        request.dedupe_key,
+        request.bind_duplicate,
     )
 
 
@@ -76,6 +80,7 @@ def _request_fingerprint(request: StartRequest, print_: bytes) -> bytes:
             request.user_id,
             request.request_key,
             request.priority,
+            *([request.dedupe_key, request.bind_duplicate] if request.dedupe_key else []),
         ]
     )
     return hashlib.sha256(print_ + rest.encode()).digest()

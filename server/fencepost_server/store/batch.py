@@ -143,6 +143,7 @@ class KeyRow:
     definition_hash: bytes
     fingerprint: bytes
     created: bool
+    input_differs: bool = False
 
 
 async def insert_keys(session: Session, rows: Iterable[tuple[Key, KeyRow, datetime | None]]) -> None:
@@ -167,7 +168,10 @@ async def insert_keys(session: Session, rows: Iterable[tuple[Key, KeyRow, dateti
 async def read_keys(session: Session, keys: Sequence[Key]) -> dict[Key, KeyRow]:
     """What the keys stand for, after ``insert_keys``."""
     rows = await session.rows(_READ_KEYS, _key_columns(keys))
-    return {keys[ord_ - 1]: KeyRow(run_id, bytes(h), bytes(fp), made) for ord_, run_id, h, fp, made in rows}
+    return {
+        keys[ord_ - 1]: KeyRow(run_id, bytes(h), bytes(fp), made, differs)
+        for ord_, run_id, h, fp, made, differs in rows
+    }
 
 
 async def update_keys(session: Session, rows: Sequence[tuple[Key, KeyRow]]) -> None:
@@ -177,6 +181,7 @@ async def update_keys(session: Session, rows: Sequence[tuple[Key, KeyRow]]) -> N
     params["hashes"] = Blobs(row.definition_hash for _, row in rows)
     params["fingerprints"] = Blobs(row.fingerprint for _, row in rows)
     params["created"] = Bools(row.created for _, row in rows)
+    params["input_differs"] = Bools(row.input_differs for _, row in rows)
     await session.send(_UPDATE_KEYS, params)
 
 
@@ -201,6 +206,7 @@ async def insert_runs(session: Session, rows: Sequence[tuple[RunRow, str]], now:
         "hashes",
         "user_ids",
         "request_keys",
+        "dedupe_keys",
         "priorities",
         "states",
         "node_indexes",
@@ -214,6 +220,7 @@ async def insert_runs(session: Session, rows: Sequence[tuple[RunRow, str]], now:
             r.definition_hash,
             r.user_id,
             key,
+            r.dedupe_key,
             r.priority,
             r.state,
             r.node_index,
@@ -221,7 +228,7 @@ async def insert_runs(session: Session, rows: Sequence[tuple[RunRow, str]], now:
         )
         for r, key in rows
     ]
-    values = columns(flat, Uuids, Texts, Texts, Blobs, Texts, Texts, Ints, Ints, Ints, Ints)
+    values = columns(flat, Uuids, Texts, Texts, Blobs, Texts, Texts, Texts, Ints, Ints, Ints, Ints)
     await session.send(_INSERT_RUNS, {"now": now, **dict(zip(names, values, strict=True))})
 
 

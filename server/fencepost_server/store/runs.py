@@ -32,6 +32,7 @@ class RunSummary:
     created_at: datetime
     ended_at: datetime | None
     last_seq: int
+    dedupe_key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class RunDetail:
 
 
 def _summary(row: tuple[Any, ...]) -> RunSummary:
-    run_id, namespace, workflow_id, definition_hash, *rest = row[:12]
+    run_id, namespace, workflow_id, definition_hash, *rest = row[:13]
     return RunSummary(run_id, namespace, workflow_id, bytes(definition_hash), *rest)
 
 
@@ -141,8 +142,8 @@ async def list_runs(
             "limit": limit,
         },
     )
-    found = [_summary(row) for row in rows if row[12]]
-    if rows and (len(rows) == limit or rows[-1][13] == scan):
+    found = [_summary(row) for row in rows if row[13]]
+    if rows and (len(rows) == limit or rows[-1][14] == scan):
         last = rows[-1]
         return RunPage(found, (last[9], last[0]))
     return RunPage(found, None)

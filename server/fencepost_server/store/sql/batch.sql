@@ -33,13 +33,15 @@ cross join lateral (
 
 -- name: lock_runs
 -- locks: run rows, by id. Reads nothing that a decision rests on but the locked row itself. index: run_pkey
-select run_id, namespace, workflow_id, definition_hash, user_id, priority, state, node_index, next_seq, last_event_at
+select run_id, namespace, workflow_id, definition_hash, user_id, priority, state, node_index, next_seq, last_event_at,
+       dedupe_key
 from run where run_id = any(%(run_ids)s) order by run_id for no key update;
 
 -- name: lock_runs_skipping
 -- locks: run rows, by id; those that another transaction holds are left out and tried again later (a stopped server must not
 -- stop this one). index: run_pkey
-select run_id, namespace, workflow_id, definition_hash, user_id, priority, state, node_index, next_seq, last_event_at
+select run_id, namespace, workflow_id, definition_hash, user_id, priority, state, node_index, next_seq, last_event_at,
+       dedupe_key
 from run where run_id = any(%(run_ids)s) order by run_id for no key update skip locked;
 
 -- name: lock_tasks
@@ -79,7 +81,7 @@ on conflict on constraint run_key_pkey do nothing;
 
 -- name: read_keys
 -- A statement of its own after insert_keys: its snapshot sees the rows that insert_keys waited for. index: run_key_pkey
-select k.ord::int, r.run_id, r.definition_hash, r.fingerprint, r.created
+select k.ord::int, r.run_id, r.definition_hash, r.fingerprint, r.created, r.input_differs
 from unnest(%(namespaces)s, %(kinds)s, %(workflow_ids)s, %(user_ids)s, %(keys)s)
      with ordinality k(namespace, kind, workflow_id, user_id, key, ord)
 cross join lateral (
@@ -91,17 +93,20 @@ cross join lateral (
 -- name: update_keys
 -- locks: run_key rows that this transaction inserted. A request id whose request was bound to an older run remembers that; a key
 -- whose first request was refused goes to the next one, with the fingerprint of that. index: run_key_pkey
-update run_key r set run_id = u.run_id, definition_hash = u.hash, fingerprint = u.fingerprint, created = u.created
+update run_key r set run_id = u.run_id, definition_hash = u.hash, fingerprint = u.fingerprint, created = u.created,
+                     input_differs = u.input_differs
 from unnest(%(namespaces)s, %(kinds)s, %(workflow_ids)s, %(user_ids)s, %(keys)s, %(run_ids)s, %(hashes)s,
-            %(fingerprints)s, %(created)s)
-     u(namespace, kind, workflow_id, user_id, key, run_id, hash, fingerprint, created)
+            %(fingerprints)s, %(created)s, %(input_differs)s)
+     u(namespace, kind, workflow_id, user_id, key, run_id, hash, fingerprint, created, input_differs)
 where r.namespace = any(%(namespaces)s) and r.kind = any(%(kinds)s) and r.workflow_id = any(%(workflow_ids)s)
   and r.user_id = any(%(user_ids)s) and r.key = any(%(keys)s)
   and r.namespace = u.namespace and r.kind = u.kind and r.workflow_id = u.workflow_id and r.user_id = u.user_id
   and r.key = u.key;
 
 -- name: delete_keys
--- locks: run_key rows that this transaction inserted. A refused request leaves no key behind. index: run_key_pkey
+-- locks: run_key rows that this transaction inserted (a refused request leaves no key behind), or that a run which ends now
+-- holds. Whoever inserts such a key meanwhile waits for this transaction, and holds all other locks that it needs.
+-- index: run_key_pkey
 delete from run_key where ctid = any(array(
     select r.ctid
     from unnest(%(namespaces)s, %(kinds)s, %(workflow_ids)s, %(user_ids)s, %(keys)s, %(run_ids)s)
@@ -113,10 +118,10 @@ delete from run_key where ctid = any(array(
     ) r));
 
 -- name: insert_runs
-insert into run (run_id, namespace, workflow_id, definition_hash, user_id, request_key, priority, state, node_index, next_seq,
-                 last_event_at, created_at)
+insert into run (run_id, namespace, workflow_id, definition_hash, user_id, request_key, dedupe_key, priority, state, node_index,
+                 next_seq, last_event_at, created_at)
 select *, %(now)s, %(now)s
-from unnest(%(run_ids)s, %(namespaces)s, %(workflow_ids)s, %(hashes)s, %(user_ids)s, %(request_keys)s, %(priorities)s,
+from unnest(%(run_ids)s, %(namespaces)s, %(workflow_ids)s, %(hashes)s, %(user_ids)s, %(request_keys)s, %(dedupe_keys)s, %(priorities)s,
             %(states)s, %(node_indexes)s, %(next_seqs)s);
 
 -- name: update_runs

@@ -3,7 +3,7 @@
 -- name: get_run
 -- index: run_pkey
 select r.run_id, r.namespace, r.workflow_id, r.definition_hash, r.state, r.user_id, r.request_key, r.priority, r.failure,
-       r.created_at, r.ended_at, r.next_seq - 1
+       r.created_at, r.ended_at, r.next_seq - 1, r.dedupe_key
 from run r where r.run_id = %(run_id)s and r.namespace = %(namespace)s;
 
 -- name: run_by_key
@@ -30,7 +30,7 @@ with page as (
     from page
 )
 select run_id, namespace, workflow_id, definition_hash, state, user_id, request_key, priority, failure, created_at, ended_at,
-       next_seq - 1, fits, total
+       next_seq - 1, dedupe_key, fits, total
 from numbered where fits or n = total order by n limit %(limit)s;
 
 -- name: list_runs_of_workflow
@@ -45,7 +45,7 @@ with page as (
     from page
 )
 select run_id, namespace, workflow_id, definition_hash, state, user_id, request_key, priority, failure, created_at, ended_at,
-       next_seq - 1, fits, total
+       next_seq - 1, dedupe_key, fits, total
 from numbered where fits or n = total order by n limit %(limit)s;
 
 -- name: progress

@@ -98,6 +98,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 31
     """[INTERNAL] A fault of the server. The message has an incident id that its log has too. Report it."""
+    ERROR_REASON_DEDUPE_KEY_CONFLICT: _ErrorReason.ValueType  # 32
+    """[ALREADY_EXISTS] The dedupe key is held by a run with another input that has not ended; metadata as for
+    REQUEST_KEY_CONFLICT. Wait for that run, or start with DUPLICATE_POLICY_BIND.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call, a frame or an item of a frame was refused. In a google.rpc.Status it is the `reason` of an ErrorInfo with
@@ -181,4 +185,8 @@ exit with it.
 """
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 31
 """[INTERNAL] A fault of the server. The message has an incident id that its log has too. Report it."""
+ERROR_REASON_DEDUPE_KEY_CONFLICT: ErrorReason.ValueType  # 32
+"""[ALREADY_EXISTS] The dedupe key is held by a run with another input that has not ended; metadata as for
+REQUEST_KEY_CONFLICT. Wait for that run, or start with DUPLICATE_POLICY_BIND.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -26,41 +26,41 @@ from fencepost.v1 import payload_pb2 as fencepost_dot_v1_dot_payload__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x66\x65ncepost/v1/run.proto\x12\x0c\x66\x65ncepost.v1\x1a\x1a\x66\x65ncepost/v1/payload.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9c\x01\n\x07\x46\x61ilure\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.fencepost.v1.FailureKind\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\'\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x04 \x01(\x0b\x32\x15.fencepost.v1.Payload\x12\x0f\n\x07node_id\x18\x05 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x05\"\xc7\x03\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x13\n\x0bworkflow_id\x18\x03 \x01(\t\x12\x17\n\x0f\x64\x65\x66inition_hash\x18\x04 \x01(\t\x12%\n\x05state\x18\x05 \x01(\x0e\x32\x16.fencepost.v1.RunState\x12\x0f\n\x07user_id\x18\x06 \x01(\t\x12\x13\n\x0brequest_key\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12$\n\x05input\x18\t \x01(\x0b\x32\x15.fencepost.v1.Payload\x12%\n\x06output\x18\n \x01(\x0b\x32\x15.fencepost.v1.Payload\x12&\n\x07\x66\x61ilure\x18\x0b \x01(\x0b\x32\x15.fencepost.v1.Failure\x12/\n\x0b\x63reate_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08last_seq\x18\x0e \x01(\x03\x12*\n\nopen_steps\x18\x0f \x03(\x0b\x32\x16.fencepost.v1.OpenStep\"\xe9\x02\n\x08OpenStep\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x0f\n\x07handler\x18\x03 \x01(\t\x12\r\n\x05queue\x18\x04 \x01(\t\x12&\n\x05state\x18\x05 \x01(\x0e\x32\x17.fencepost.v1.StepState\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x05\x12\x1c\n\x14operational_failures\x18\x07 \x01(\x05\x12\x1b\n\x13\x63orrective_failures\x18\x08 \x01(\x05\x12.\n\nready_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x35\n\x11lease_expire_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0bworker_name\x18\x0b \x01(\t\x12+\n\x0clast_failure\x18\x0c \x01(\x0b\x32\x15.fencepost.v1.Failure\"\xe6\x03\n\x05\x45vent\x12\x0b\n\x03seq\x18\x01 \x01(\x03\x12.\n\nevent_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brun_started\x18\x03 \x01(\x0b\x32\x18.fencepost.v1.RunStartedH\x00\x12\x35\n\x0estep_scheduled\x18\x04 \x01(\x0b\x32\x1b.fencepost.v1.StepScheduledH\x00\x12\x33\n\rstep_retrying\x18\x05 \x01(\x0b\x32\x1a.fencepost.v1.StepRetryingH\x00\x12\x35\n\x0estep_completed\x18\x06 \x01(\x0b\x32\x1b.fencepost.v1.StepCompletedH\x00\x12/\n\x0bstep_failed\x18\x07 \x01(\x0b\x32\x18.fencepost.v1.StepFailedH\x00\x12\x33\n\rrun_completed\x18\x08 \x01(\x0b\x32\x1a.fencepost.v1.RunCompletedH\x00\x12-\n\nrun_failed\x18\t \x01(\x0b\x32\x17.fencepost.v1.RunFailedH\x00\x12/\n\x0brun_blocked\x18\n \x01(\x0b\x32\x18.fencepost.v1.RunBlockedH\x00\x42\x06\n\x04kind\"`\n\nRunStarted\x12\x13\n\x0bworkflow_id\x18\x01 \x01(\t\x12\x17\n\x0f\x64\x65\x66inition_hash\x18\x02 \x01(\t\x12$\n\x05input\x18\x03 \x01(\x0b\x32\x15.fencepost.v1.Payload\"S\n\rStepScheduled\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07handler\x18\x02 \x01(\t\x12\r\n\x05queue\x18\x03 \x01(\t\x12\x11\n\tinput_seq\x18\x04 \x01(\x03\"\x9f\x01\n\x0cStepRetrying\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12&\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x15.fencepost.v1.Failure\x12\x15\n\rfencing_token\x18\x04 \x01(\x03\x12.\n\nready_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x80\x01\n\rStepCompleted\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12%\n\x06output\x18\x03 \x01(\x0b\x32\x15.fencepost.v1.Payload\x12\x15\n\rfencing_token\x18\x04 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x05\"\xa8\x01\n\nStepFailed\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12&\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x15.fencepost.v1.Failure\x12\x15\n\rfencing_token\x18\x04 \x01(\x03\x12\x1c\n\x14operational_failures\x18\x05 \x01(\x05\x12\x1b\n\x13\x63orrective_failures\x18\x06 \x01(\x05\"\"\n\x0cRunCompleted\x12\x12\n\noutput_seq\x18\x01 \x01(\x03\"3\n\tRunFailed\x12&\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x15.fencepost.v1.Failure\"4\n\nRunBlocked\x12&\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x15.fencepost.v1.Failure*\x99\x01\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_STATE_PENDING\x10\x01\x12\x15\n\x11RUN_STATE_RUNNING\x10\x02\x12\x17\n\x13RUN_STATE_COMPLETED\x10\x03\x12\x14\n\x10RUN_STATE_FAILED\x10\x04\x12\x15\n\x11RUN_STATE_BLOCKED\x10\x05*\x82\x01\n\x0b\x46\x61ilureKind\x12\x1c\n\x18\x46\x41ILURE_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x46\x41ILURE_KIND_OPERATIONAL\x10\x01\x12\x1b\n\x17\x46\x41ILURE_KIND_CORRECTIVE\x10\x02\x12\x1a\n\x16\x46\x41ILURE_KIND_PERMANENT\x10\x03*\x84\x01\n\tStepState\x12\x1a\n\x16STEP_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10STEP_STATE_READY\x10\x01\x12\x15\n\x11STEP_STATE_LEASED\x10\x02\x12\x17\n\x13STEP_STATE_RETRYING\x10\x03\x12\x15\n\x11STEP_STATE_PARKED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x66\x65ncepost/v1/run.proto\x12\x0c\x66\x65ncepost.v1\x1a\x1a\x66\x65ncepost/v1/payload.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9c\x01\n\x07\x46\x61ilure\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.fencepost.v1.FailureKind\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\'\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x04 \x01(\x0b\x32\x15.fencepost.v1.Payload\x12\x0f\n\x07node_id\x18\x05 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x05\"\xdb\x03\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x13\n\x0bworkflow_id\x18\x03 \x01(\t\x12\x17\n\x0f\x64\x65\x66inition_hash\x18\x04 \x01(\t\x12%\n\x05state\x18\x05 \x01(\x0e\x32\x16.fencepost.v1.RunState\x12\x0f\n\x07user_id\x18\x06 \x01(\t\x12\x13\n\x0brequest_key\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12$\n\x05input\x18\t \x01(\x0b\x32\x15.fencepost.v1.Payload\x12%\n\x06output\x18\n \x01(\x0b\x32\x15.fencepost.v1.Payload\x12&\n\x07\x66\x61ilure\x18\x0b \x01(\x0b\x32\x15.fencepost.v1.Failure\x12/\n\x0b\x63reate_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08last_seq\x18\x0e \x01(\x03\x12*\n\nopen_steps\x18\x0f \x03(\x0b\x32\x16.fencepost.v1.OpenStep\x12\x12\n\ndedupe_key\x18\x10 \x01(\t\"\xe9\x02\n\x08OpenStep\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x0f\n\x07handler\x18\x03 \x01(\t\x12\r\n\x05queue\x18\x04 \x01(\t\x12&\n\x05state\x18\x05 \x01(\x0e\x32\x17.fencepost.v1.StepState\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x05\x12\x1c\n\x14operational_failures\x18\x07 \x01(\x05\x12\x1b\n\x13\x63orrective_failures\x18\x08 \x01(\x05\x12.\n\nready_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x35\n\x11lease_expire_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0bworker_name\x18\x0b \x01(\t\x12+\n\x0clast_failure\x18\x0c \x01(\x0b\x32\x15.fencepost.v1.Failure\"\xe6\x03\n\x05\x45vent\x12\x0b\n\x03seq\x18\x01 \x01(\x03\x12.\n\nevent_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brun_started\x18\x03 \x01(\x0b\x32\x18.fencepost.v1.RunStartedH\x00\x12\x35\n\x0estep_scheduled\x18\x04 \x01(\x0b\x32\x1b.fencepost.v1.StepScheduledH\x00\x12\x33\n\rstep_retrying\x18\x05 \x01(\x0b\x32\x1a.fencepost.v1.StepRetryingH\x00\x12\x35\n\x0estep_completed\x18\x06 \x01(\x0b\x32\x1b.fencepost.v1.StepCompletedH\x00\x12/\n\x0bstep_failed\x18\x07 \x01(\x0b\x32\x18.fencepost.v1.StepFailedH\x00\x12\x33\n\rrun_completed\x18\x08 \x01(\x0b\x32\x1a.fencepost.v1.RunCompletedH\x00\x12-\n\nrun_failed\x18\t \x01(\x0b\x32\x17.fencepost.v1.RunFailedH\x00\x12/\n\x0brun_blocked\x18\n \x01(\x0b\x32\x18.fencepost.v1.RunBlockedH\x00\x42\x06\n\x04kind\"`\n\nRunStarted\x12\x13\n\x0bworkflow_id\x18\x01 \x01(\t\x12\x17\n\x0f\x64\x65\x66inition_hash\x18\x02 \x01(\t\x12$\n\x05input\x18\x03 \x01(\x0b\x32\x15.fencepost.v1.Payload\"S\n\rStepScheduled\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07handler\x18\x02 \x01(\t\x12\r\n\x05queue\x18\x03 \x01(\t\x12\x11\n\tinput_seq\x18\x04 \x01(\x03\"\x9f\x01\n\x0cStepRetrying\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12&\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x15.fencepost.v1.Failure\x12\x15\n\rfencing_token\x18\x04 \x01(\x03\x12.\n\nready_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x80\x01\n\rStepCompleted\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12%\n\x06output\x18\x03 \x01(\x0b\x32\x15.fencepost.v1.Payload\x12\x15\n\rfencing_token\x18\x04 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x05\"\xa8\x01\n\nStepFailed\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12&\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x15.fencepost.v1.Failure\x12\x15\n\rfencing_token\x18\x04 \x01(\x03\x12\x1c\n\x14operational_failures\x18\x05 \x01(\x05\x12\x1b\n\x13\x63orrective_failures\x18\x06 \x01(\x05\"\"\n\x0cRunCompleted\x12\x12\n\noutput_seq\x18\x01 \x01(\x03\"3\n\tRunFailed\x12&\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x15.fencepost.v1.Failure\"4\n\nRunBlocked\x12&\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x15.fencepost.v1.Failure*\x99\x01\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_STATE_PENDING\x10\x01\x12\x15\n\x11RUN_STATE_RUNNING\x10\x02\x12\x17\n\x13RUN_STATE_COMPLETED\x10\x03\x12\x14\n\x10RUN_STATE_FAILED\x10\x04\x12\x15\n\x11RUN_STATE_BLOCKED\x10\x05*\x82\x01\n\x0b\x46\x61ilureKind\x12\x1c\n\x18\x46\x41ILURE_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x46\x41ILURE_KIND_OPERATIONAL\x10\x01\x12\x1b\n\x17\x46\x41ILURE_KIND_CORRECTIVE\x10\x02\x12\x1a\n\x16\x46\x41ILURE_KIND_PERMANENT\x10\x03*\x84\x01\n\tStepState\x12\x1a\n\x16STEP_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10STEP_STATE_READY\x10\x01\x12\x15\n\x11STEP_STATE_LEASED\x10\x02\x12\x17\n\x13STEP_STATE_RETRYING\x10\x03\x12\x15\n\x11STEP_STATE_PARKED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fencepost.v1.run_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RUNSTATE']._serialized_start=2362
-  _globals['_RUNSTATE']._serialized_end=2515
-  _globals['_FAILUREKIND']._serialized_start=2518
-  _globals['_FAILUREKIND']._serialized_end=2648
-  _globals['_STEPSTATE']._serialized_start=2651
-  _globals['_STEPSTATE']._serialized_end=2783
+  _globals['_RUNSTATE']._serialized_start=2382
+  _globals['_RUNSTATE']._serialized_end=2535
+  _globals['_FAILUREKIND']._serialized_start=2538
+  _globals['_FAILUREKIND']._serialized_end=2668
+  _globals['_STEPSTATE']._serialized_start=2671
+  _globals['_STEPSTATE']._serialized_end=2803
   _globals['_FAILURE']._serialized_start=102
   _globals['_FAILURE']._serialized_end=258
   _globals['_RUN']._serialized_start=261
-  _globals['_RUN']._serialized_end=716
-  _globals['_OPENSTEP']._serialized_start=719
-  _globals['_OPENSTEP']._serialized_end=1080
-  _globals['_EVENT']._serialized_start=1083
-  _globals['_EVENT']._serialized_end=1569
-  _globals['_RUNSTARTED']._serialized_start=1571
-  _globals['_RUNSTARTED']._serialized_end=1667
-  _globals['_STEPSCHEDULED']._serialized_start=1669
-  _globals['_STEPSCHEDULED']._serialized_end=1752
-  _globals['_STEPRETRYING']._serialized_start=1755
-  _globals['_STEPRETRYING']._serialized_end=1914
-  _globals['_STEPCOMPLETED']._serialized_start=1917
-  _globals['_STEPCOMPLETED']._serialized_end=2045
-  _globals['_STEPFAILED']._serialized_start=2048
-  _globals['_STEPFAILED']._serialized_end=2216
-  _globals['_RUNCOMPLETED']._serialized_start=2218
-  _globals['_RUNCOMPLETED']._serialized_end=2252
-  _globals['_RUNFAILED']._serialized_start=2254
-  _globals['_RUNFAILED']._serialized_end=2305
-  _globals['_RUNBLOCKED']._serialized_start=2307
-  _globals['_RUNBLOCKED']._serialized_end=2359
+  _globals['_RUN']._serialized_end=736
+  _globals['_OPENSTEP']._serialized_start=739
+  _globals['_OPENSTEP']._serialized_end=1100
+  _globals['_EVENT']._serialized_start=1103
+  _globals['_EVENT']._serialized_end=1589
+  _globals['_RUNSTARTED']._serialized_start=1591
+  _globals['_RUNSTARTED']._serialized_end=1687
+  _globals['_STEPSCHEDULED']._serialized_start=1689
+  _globals['_STEPSCHEDULED']._serialized_end=1772
+  _globals['_STEPRETRYING']._serialized_start=1775
+  _globals['_STEPRETRYING']._serialized_end=1934
+  _globals['_STEPCOMPLETED']._serialized_start=1937
+  _globals['_STEPCOMPLETED']._serialized_end=2065
+  _globals['_STEPFAILED']._serialized_start=2068
+  _globals['_STEPFAILED']._serialized_end=2236
+  _globals['_RUNCOMPLETED']._serialized_start=2238
+  _globals['_RUNCOMPLETED']._serialized_end=2272
+  _globals['_RUNFAILED']._serialized_start=2274
+  _globals['_RUNFAILED']._serialized_end=2325
+  _globals['_RUNBLOCKED']._serialized_start=2327
+  _globals['_RUNBLOCKED']._serialized_end=2379
 # @@protoc_insertion_point(module_scope)

@@ -192,6 +192,7 @@ class Run(_message.Message):
     END_TIME_FIELD_NUMBER: _builtins.int
     LAST_SEQ_FIELD_NUMBER: _builtins.int
     OPEN_STEPS_FIELD_NUMBER: _builtins.int
+    DEDUPE_KEY_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Its id, a UUID in lower case."""
     namespace: _builtins.str
@@ -210,6 +211,8 @@ class Run(_message.Message):
     """1 (first) to 5 (last); 3 by default."""
     last_seq: _builtins.int
     """The number of its last event."""
+    dedupe_key: _builtins.str
+    """The dedupe key that it was started with; may be empty. It holds the key until it has ended."""
     @_builtins.property
     def input(self) -> _payload_pb2.Payload:
         """What it was started with. Left out by ListRuns."""
@@ -252,10 +255,11 @@ class Run(_message.Message):
         end_time: _timestamp_pb2.Timestamp | None = ...,
         last_seq: _builtins.int = ...,
         open_steps: _abc.Iterable[Global___OpenStep] | None = ...,
+        dedupe_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "input", b"input", "output", b"output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "definition_hash", b"definition_hash", "end_time", b"end_time", "failure", b"failure", "input", b"input", "last_seq", b"last_seq", "namespace", b"namespace", "open_steps", b"open_steps", "output", b"output", "priority", b"priority", "request_key", b"request_key", "run_id", b"run_id", "state", b"state", "user_id", b"user_id", "workflow_id", b"workflow_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "dedupe_key", b"dedupe_key", "definition_hash", b"definition_hash", "end_time", b"end_time", "failure", b"failure", "input", b"input", "last_seq", b"last_seq", "namespace", b"namespace", "open_steps", b"open_steps", "output", b"output", "priority", b"priority", "request_key", b"request_key", "run_id", b"run_id", "state", b"state", "user_id", b"user_id", "workflow_id", b"workflow_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

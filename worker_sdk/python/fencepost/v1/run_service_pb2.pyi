@@ -11,6 +11,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -21,6 +22,30 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _DuplicatePolicy:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DuplicatePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DuplicatePolicy.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DUPLICATE_POLICY_UNSPECIFIED: _DuplicatePolicy.ValueType  # 0
+    """As CONFLICT."""
+    DUPLICATE_POLICY_CONFLICT: _DuplicatePolicy.ValueType  # 1
+    """Refuse it: DEDUPE_KEY_CONFLICT."""
+    DUPLICATE_POLICY_BIND: _DuplicatePolicy.ValueType  # 2
+    """Answer with the run that holds the key, and say that its input is another: StartRunResponse.input_differs."""
+
+class DuplicatePolicy(_DuplicatePolicy, metaclass=_DuplicatePolicyEnumTypeWrapper):
+    """What to do with a start whose dedupe key is held by a run with another input."""
+
+DUPLICATE_POLICY_UNSPECIFIED: DuplicatePolicy.ValueType  # 0
+"""As CONFLICT."""
+DUPLICATE_POLICY_CONFLICT: DuplicatePolicy.ValueType  # 1
+"""Refuse it: DEDUPE_KEY_CONFLICT."""
+DUPLICATE_POLICY_BIND: DuplicatePolicy.ValueType  # 2
+"""Answer with the run that holds the key, and say that its input is another: StartRunResponse.input_differs."""
+Global___DuplicatePolicy: _TypeAlias = DuplicatePolicy  # noqa: Y015
 
 @_typing.final
 class StartRunRequest(_message.Message):
@@ -36,6 +61,8 @@ class StartRunRequest(_message.Message):
     REQUEST_KEY_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    DEDUPE_KEY_FIELD_NUMBER: _builtins.int
+    ON_ACTIVE_DUPLICATE_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The namespace; "default" when empty. In a batch: empty, or that of the batch."""
     workflow_id: _builtins.str
@@ -54,6 +81,12 @@ class StartRunRequest(_message.Message):
     """
     priority: _builtins.int
     """1 (first) to 5 (last). Default: 3."""
+    dedupe_key: _builtins.str
+    """At most one run at a time: while a run of the workflow that was started with the same dedupe key has not ended, the
+    start is answered with that run. After its end the key is free again. At most 200 characters. Optional.
+    """
+    on_active_duplicate: Global___DuplicatePolicy.ValueType
+    """What a start with another input than that of the run which holds the dedupe key is answered with. Default: CONFLICT."""
     @_builtins.property
     def input(self) -> _payload_pb2.Payload:
         """The input. Must satisfy the workflow's input schema. Default: JSON null."""
@@ -69,10 +102,12 @@ class StartRunRequest(_message.Message):
         request_key: _builtins.str = ...,
         request_id: _builtins.str = ...,
         priority: _builtins.int = ...,
+        dedupe_key: _builtins.str = ...,
+        on_active_duplicate: Global___DuplicatePolicy.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition_hash", b"definition_hash", "input", b"input", "namespace", b"namespace", "priority", b"priority", "request_id", b"request_id", "request_key", b"request_key", "user_id", b"user_id", "workflow_id", b"workflow_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dedupe_key", b"dedupe_key", "definition_hash", b"definition_hash", "input", b"input", "namespace", b"namespace", "on_active_duplicate", b"on_active_duplicate", "priority", b"priority", "request_id", b"request_id", "request_key", b"request_key", "user_id", b"user_id", "workflow_id", b"workflow_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -87,22 +122,26 @@ class StartRunResponse(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     DEFINITION_HASH_FIELD_NUMBER: _builtins.int
+    INPUT_DIFFERS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Its id."""
     created: _builtins.bool
-    """False if it existed: the request key was used before."""
+    """False if it existed: the request key was used before, or an active run holds the dedupe key."""
     definition_hash: _builtins.str
     """The definition that the run is pinned to: SHA-256 in hex."""
+    input_differs: _builtins.bool
+    """True if the run was found by its dedupe key and was started with another input (DUPLICATE_POLICY_BIND)."""
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         created: _builtins.bool = ...,
         definition_hash: _builtins.str = ...,
+        input_differs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "definition_hash", b"definition_hash", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "definition_hash", b"definition_hash", "input_differs", b"input_differs", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

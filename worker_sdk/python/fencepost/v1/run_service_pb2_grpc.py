@@ -79,7 +79,7 @@ class RunServiceServicer:
     def StartRun(self, request, context):
         """Starts a run. It has been committed when the call returns. Safe to repeat with the same request_id or request_key.
         Errors: INVALID_REQUEST, INVALID_JSON, PAYLOAD_TOO_LARGE, INPUT_SCHEMA_MISMATCH, UNKNOWN_WORKFLOW,
-        UNKNOWN_DEFINITION, REQUEST_KEY_CONFLICT, REQUEST_ID_CONFLICT.
+        UNKNOWN_DEFINITION, REQUEST_KEY_CONFLICT, REQUEST_ID_CONFLICT, DEDUPE_KEY_CONFLICT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

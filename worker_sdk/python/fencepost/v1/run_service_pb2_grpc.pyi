@@ -36,7 +36,7 @@ class RunServiceStub:
     StartRun: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.StartRunRequest, _run_service_pb2.StartRunResponse]
     """Starts a run. It has been committed when the call returns. Safe to repeat with the same request_id or request_key.
     Errors: INVALID_REQUEST, INVALID_JSON, PAYLOAD_TOO_LARGE, INPUT_SCHEMA_MISMATCH, UNKNOWN_WORKFLOW,
-    UNKNOWN_DEFINITION, REQUEST_KEY_CONFLICT, REQUEST_ID_CONFLICT.
+    UNKNOWN_DEFINITION, REQUEST_KEY_CONFLICT, REQUEST_ID_CONFLICT, DEDUPE_KEY_CONFLICT.
     """
     BatchStartRuns: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.BatchStartRunsRequest, _run_service_pb2.BatchStartRunsResponse]
     """Starts up to 1,000 runs. Each is accepted or refused by itself: one bad item harms no other. Errors of the call
@@ -65,7 +65,7 @@ class RunServiceAsyncStub(RunServiceStub):
     StartRun: _aio.UnaryUnaryMultiCallable[_run_service_pb2.StartRunRequest, _run_service_pb2.StartRunResponse]  # type: ignore[assignment]
     """Starts a run. It has been committed when the call returns. Safe to repeat with the same request_id or request_key.
     Errors: INVALID_REQUEST, INVALID_JSON, PAYLOAD_TOO_LARGE, INPUT_SCHEMA_MISMATCH, UNKNOWN_WORKFLOW,
-    UNKNOWN_DEFINITION, REQUEST_KEY_CONFLICT, REQUEST_ID_CONFLICT.
+    UNKNOWN_DEFINITION, REQUEST_KEY_CONFLICT, REQUEST_ID_CONFLICT, DEDUPE_KEY_CONFLICT.
     """
     BatchStartRuns: _aio.UnaryUnaryMultiCallable[_run_service_pb2.BatchStartRunsRequest, _run_service_pb2.BatchStartRunsResponse]  # type: ignore[assignment]
     """Starts up to 1,000 runs. Each is accepted or refused by itself: one bad item harms no other. Errors of the call
@@ -97,7 +97,7 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_run_service_pb2.StartRunResponse, _abc.Awaitable[_run_service_pb2.StartRunResponse]]:
         """Starts a run. It has been committed when the call returns. Safe to repeat with the same request_id or request_key.
         Errors: INVALID_REQUEST, INVALID_JSON, PAYLOAD_TOO_LARGE, INPUT_SCHEMA_MISMATCH, UNKNOWN_WORKFLOW,
-        UNKNOWN_DEFINITION, REQUEST_KEY_CONFLICT, REQUEST_ID_CONFLICT.
+        UNKNOWN_DEFINITION, REQUEST_KEY_CONFLICT, REQUEST_ID_CONFLICT, DEDUPE_KEY_CONFLICT.
         """
 
     @_abc_1.abstractmethod
