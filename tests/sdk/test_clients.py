@@ -134,6 +134,48 @@ async def test_what_is_wrong_with_a_start_is_told(ask: Either) -> None:
     assert kinds[1:] == [fencepost.UnknownWorkflow, fencepost.InputSchemaMismatch]
 
 
+async def test_a_dedupe_key_finds_the_run_that_holds_it_until_that_has_ended(
+    ask: Either, server: InProcessServer
+) -> None:
+    await ask("register_definition", manifest(1))
+    first = await ask("start_run", "wf", {"n": 1}, dedupe_key="d")
+    assert (first.created, first.input_differs) == (True, False)
+    again = await ask("start_run", "wf", {"n": 1.0}, dedupe_key="d")
+    assert (again.run_id, again.created, again.input_differs) == (first.run_id, False, False)
+    assert (await ask("get", on=first)).dedupe_key == "d"
+    assert [run.dedupe_key for run in await ask.all("list_runs", "wf")] == ["d"]
+    async with running(Worker(server.grpc_address, [add_one])):
+        assert await ask("result", on=first, timeout=10, type=int) == 2
+        second = await ask("start_run", "wf", {"n": 2}, dedupe_key="d")
+        assert second.created
+        assert await ask("result", on=second, timeout=10, type=int) == 3
+
+
+async def test_a_duplicate_with_another_input_is_a_conflict_or_bound_as_the_caller_says(ask: Either) -> None:
+    await ask("register_definition", manifest(1))
+    run = await ask("start_run", "wf", {"n": 1}, dedupe_key="d")
+    with pytest.raises(fencepost.DedupeKeyConflict) as conflict:
+        await ask("start_run", "wf", {"n": 2}, dedupe_key="d")
+    assert conflict.value.existing_run_id == run.run_id
+    assert conflict.value.metadata["existing_fingerprint"] != conflict.value.metadata["request_fingerprint"]
+    bound = await ask("start_run", "wf", {"n": 2}, dedupe_key="d", on_active_duplicate="bind", request_key="k")
+    assert (bound.run_id, bound.created, bound.input_differs) == (run.run_id, False, True)
+    assert (await ask("find_run", "wf", "k")).run_id == run.run_id
+    refused, found = await ask(
+        "start_runs",
+        [
+            StartRun("wf", {"n": 3}, dedupe_key="d"),
+            StartRun("wf", {"n": 3}, dedupe_key="d", on_active_duplicate="bind"),
+        ],
+    )
+    assert isinstance(refused, fencepost.DedupeKeyConflict)
+    assert refused.existing_run_id == run.run_id
+    assert (found.run_id, found.created, found.input_differs) == (run.run_id, False, True)
+    with pytest.raises(fencepost.InvalidRequest) as invalid:
+        await ask("start_run", "wf", on_active_duplicate="bind")
+    assert [violation.path for violation in invalid.value.violations] == ["on_active_duplicate"]
+
+
 async def test_what_is_not_there_is_told(ask: Either) -> None:
     unknown = "00000000-0000-7000-8000-000000000000"
     for method in ("get_run", "wait_run"):

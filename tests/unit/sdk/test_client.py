@@ -128,6 +128,42 @@ def test_a_run_is_started_with_all_that_was_given(server: Server, client: Client
     assert (run.run_id, run.created, run.definition_hash) == ("r1", True, "h")
 
 
+def test_a_dedupe_key_is_sent_with_what_to_do_about_a_duplicate(server: Server, client: Client) -> None:
+    asked = server.ask(client.start_run, "order", dedupe_key="d", on_active_duplicate="bind")
+    bound = runs.StartRunResponse(run_id="r1", created=False, input_differs=True)
+    request = server.answer(START, bound)
+    assert (request.dedupe_key, request.on_active_duplicate) == ("d", runs.DUPLICATE_POLICY_BIND)
+    run = asked.result(5)
+    assert (run.created, run.input_differs) == (False, True)
+    many = server.ask(client.start_runs, [StartRun("order", dedupe_key="d", on_active_duplicate="bind")])
+    batch = server.answer(BATCH, runs.BatchStartRunsResponse(results=[runs.BatchStartRunsResult(started=bound)]))
+    assert (batch.runs[0].dedupe_key, batch.runs[0].on_active_duplicate) == ("d", runs.DUPLICATE_POLICY_BIND)
+    (handle,) = many.result(5)
+    assert isinstance(handle, fencepost.RunHandle)
+    assert handle.input_differs
+
+
+def test_without_a_dedupe_key_no_policy_is_sent_because_the_server_refuses_one(server: Server, client: Client) -> None:
+    asked = server.ask(client.start_run, "order", on_active_duplicate="conflict")
+    request = server.answer(START, runs.StartRunResponse(run_id="r1", created=True))
+    assert (request.dedupe_key, request.on_active_duplicate) == ("", runs.DUPLICATE_POLICY_UNSPECIFIED)
+    assert not asked.result(5).input_differs
+
+
+def test_a_policy_that_there_is_not_is_refused_before_anything_is_sent(client: Client) -> None:
+    policy: Any = "replace"
+    with pytest.raises(ValueError, match="'replace', neither 'conflict' nor 'bind'"):
+        client.start_run("order", dedupe_key="d", on_active_duplicate=policy)
+    with pytest.raises(ValueError, match="replace"):
+        client.start_runs([StartRun("order"), StartRun("order", dedupe_key="d", on_active_duplicate=policy)])
+
+
+def test_a_run_tells_its_dedupe_key(server: Server, client: Client) -> None:
+    asked = server.ask(client.get_run, "r1")
+    server.answer(GET, runs.GetRunResponse(run=run_of(dedupe_key="d")))
+    assert asked.result(5).dedupe_key == "d"
+
+
 def test_a_start_is_repeated_with_the_same_request_id_until_it_is_answered(server: Server, client: Client) -> None:
     asked = server.ask(client.start_run, "order")
     first = server.refuse(START, grpc.StatusCode.UNAVAILABLE, "DATABASE_UNAVAILABLE")
@@ -169,6 +205,7 @@ def test_what_does_not_pass_within_the_time_is_raised(server: Server) -> None:
         (grpc.StatusCode.NOT_FOUND, "UNKNOWN_WORKFLOW", fencepost.UnknownWorkflow),
         (grpc.StatusCode.INVALID_ARGUMENT, "INPUT_SCHEMA_MISMATCH", fencepost.InputSchemaMismatch),
         (grpc.StatusCode.ALREADY_EXISTS, "REQUEST_KEY_CONFLICT", fencepost.RequestKeyConflict),
+        (grpc.StatusCode.ALREADY_EXISTS, "DEDUPE_KEY_CONFLICT", fencepost.DedupeKeyConflict),
         (grpc.StatusCode.INTERNAL, "INTERNAL", fencepost.ServerFault),
         (grpc.StatusCode.UNKNOWN, "", fencepost.ServerFault),
     ],

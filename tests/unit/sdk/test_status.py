@@ -118,6 +118,19 @@ def test_an_item_of_a_batch_has_the_same_errors() -> None:
     assert error.violations == (Violation("/a", "bad"),)
 
 
+def test_a_conflict_over_a_dedupe_key_names_the_run_that_holds_it() -> None:
+    metadata = {"existing_run_id": "r1", "existing_fingerprint": "aa", "request_fingerprint": "bb"}
+    item = run_service_pb2.ItemError(
+        reason=error_pb2.ERROR_REASON_DEDUPE_KEY_CONFLICT, message="held", metadata=metadata
+    )
+    details = trailing(info("DEDUPE_KEY_CONFLICT", **metadata))
+    for error in (error_of_item(item), error_of(grpc.StatusCode.ALREADY_EXISTS, "held", details)):
+        assert isinstance(error, errors.DedupeKeyConflict)
+        assert isinstance(error, errors.Conflict)
+        assert error.existing_run_id == "r1"
+        assert error.metadata == metadata
+
+
 def test_an_item_with_an_unknown_reason_is_a_fault() -> None:
     item = run_service_pb2.ItemError.FromString(b"\x08\xe7\x07")
     error = error_of_item(item)

@@ -16,7 +16,7 @@ from fencepost.calls import PAGE_SIZE, Call, Manifest, Page, Pause, Plan, Reques
 from fencepost.channel import Targets, channel_options
 from fencepost.client import MAX_RECEIVE_BYTES
 from fencepost.errors import FencepostError, Unavailable, Violation
-from fencepost.models import Definition, Event, Run, RunState, StartRun
+from fencepost.models import Definition, DuplicatePolicy, Event, Run, RunState, StartRun
 from fencepost.status import error_of_call
 from fencepost.v1 import definition_service_pb2_grpc, run_service_pb2_grpc
 
@@ -26,16 +26,24 @@ T = TypeVar("T")
 class AsyncRunHandle:
     """One run, started or found.
 
-    ``created`` tells whether this start made it, None if nothing was started.
+    ``created`` tells whether this start made it, None if nothing was started. ``input_differs`` tells that the
+    start was bound to a run with another input (``on_active_duplicate="bind"``).
     """
 
     def __init__(
-        self, client: AsyncClient, run_id: str, *, created: bool | None = None, definition_hash: str = ""
+        self,
+        client: AsyncClient,
+        run_id: str,
+        *,
+        created: bool | None = None,
+        definition_hash: str = "",
+        input_differs: bool = False,
     ) -> None:
         self._client = client
         self.run_id = run_id
         self.created = created
         self.definition_hash = definition_hash
+        self.input_differs = input_differs
 
     def __repr__(self) -> str:
         return f"<AsyncRunHandle {self.run_id}>"
@@ -134,18 +142,28 @@ class AsyncClient:
         user_id: str = "",
         priority: int = 0,
         definition_hash: str = "",
+        dedupe_key: str = "",
+        on_active_duplicate: DuplicatePolicy = "conflict",
     ) -> AsyncRunHandle:
         """Start a run; it has been committed when this returns.
 
         ``request_key`` makes it happen once for ever: the same key again returns the run that exists.
+        ``dedupe_key`` makes it happen one at a time: the same key again returns the run that exists until that
+        has ended; if its input is another, ``on_active_duplicate`` says whether that is a "conflict", or whether to
+        "bind" to it all the same.
         ``priority`` is 1 (first) to 5 (last), 3 if it is 0. Raises UnknownWorkflow, InputSchemaMismatch,
-        RequestKeyConflict, …
+        RequestKeyConflict, DedupeKeyConflict, …; ValueError for another ``on_active_duplicate``.
         """
-        start = StartRun(workflow_id, input, request_key, user_id, priority, definition_hash)
+        start = StartRun(
+            workflow_id, input, request_key, user_id, priority, definition_hash, dedupe_key, on_active_duplicate
+        )
         return self._handle(await self._run(self._requests.start_run(start)))
 
     async def start_runs(self, starts: Iterable[StartRun]) -> list[AsyncRunHandle | FencepostError]:
-        """Start many runs; returns for each, in order, its handle or the error that it was refused with."""
+        """Start many runs; returns for each, in order, its handle or the error that it was refused with.
+
+        Raises ValueError, before anything is sent, for an ``on_active_duplicate`` that there is not.
+        """
         outcomes = await self._run(self._requests.start_runs(starts))
         return [outcome if isinstance(outcome, FencepostError) else self._handle(outcome) for outcome in outcomes]
 
@@ -210,7 +228,13 @@ class AsyncClient:
     # Inside.
 
     def _handle(self, started: Started) -> AsyncRunHandle:
-        return AsyncRunHandle(self, started.run_id, created=started.created, definition_hash=started.definition_hash)
+        return AsyncRunHandle(
+            self,
+            started.run_id,
+            created=started.created,
+            definition_hash=started.definition_hash,
+            input_differs=started.input_differs,
+        )
 
     async def _pages(self, page: Callable[[str], Plan[Page[T]]]) -> AsyncIterator[T]:
         token = ""

@@ -53,6 +53,11 @@ PAGE_SIZE = 100
 MAX_BATCH_ITEMS = 1_000
 MAX_BATCH_BYTES = 2 << 20
 _SUFFIXES = (".json", ".yaml", ".yml")
+# Refusing is the server's default, and a policy without a dedupe key is a fault: so only what was asked for is sent.
+_POLICIES: dict[str, runs.DuplicatePolicy.ValueType] = {
+    "conflict": runs.DUPLICATE_POLICY_UNSPECIFIED,
+    "bind": runs.DUPLICATE_POLICY_BIND,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +84,12 @@ Page: TypeAlias = tuple[list[T], str]
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A run that was started, or found by its request key (``created`` is False)."""
+    """A run that was started, or found by its request key or dedupe key (``created`` is False)."""
 
     run_id: str
     created: bool
     definition_hash: str
+    input_differs: bool
 
 
 class Requests:
@@ -154,14 +160,17 @@ class Requests:
     # Starting runs.
 
     def start_run(self, start: StartRun) -> Plan[Started]:
-        """Start one run."""
+        """Start one run. Raises ValueError for a policy that there is not."""
         request = _start_request(start)
         request.namespace = self._namespace
         response = yield from self._ask("runs", "StartRun", request)
         return _started(response)
 
     def start_runs(self, starts: Iterable[StartRun]) -> Plan[list[Started | FencepostError]]:
-        """Start many runs; each is started or has its error, in order."""
+        """Start many runs; each is started or has its error, in order.
+
+        Raises ValueError, before anything is sent, for a policy that there is not.
+        """
         outcomes: dict[int, Started | FencepostError] = {}
         waiting: list[tuple[int, runs.StartRunRequest]] = []
         count = 0
@@ -346,7 +355,9 @@ def _manifest(manifest: Manifest) -> dict[str, str]:
 
 
 def _start_request(start: StartRun) -> runs.StartRunRequest:
-    """A request without its namespace. Raises NotEncodable."""
+    """A request without its namespace. Raises NotEncodable, or ValueError for a policy that there is not."""
+    if start.on_active_duplicate not in _POLICIES:
+        raise ValueError(f"on_active_duplicate is {start.on_active_duplicate!r}, neither 'conflict' nor 'bind'")
     request = runs.StartRunRequest(
         workflow_id=start.workflow_id,
         definition_hash=start.definition_hash,
@@ -354,13 +365,15 @@ def _start_request(start: StartRun) -> runs.StartRunRequest:
         request_key=start.request_key,
         request_id=_new_id(),
         priority=start.priority,
+        dedupe_key=start.dedupe_key,
+        on_active_duplicate=_POLICIES[start.on_active_duplicate],
     )
     fill_payload(request.input, encode(start.input))
     return request
 
 
 def _started(response: runs.StartRunResponse) -> Started:
-    return Started(response.run_id, response.created, response.definition_hash)
+    return Started(response.run_id, response.created, response.definition_hash, response.input_differs)
 
 
 def _batches(

@@ -16,6 +16,7 @@ What the client and the worker raise (`FencepostError`), by the ErrorReason that
     ├── Conflict                      it exists, and is another one
     │   ├── RequestKeyConflict        REQUEST_KEY_CONFLICT: has `existing_run_id`
     │   ├── RequestIdConflict         REQUEST_ID_CONFLICT
+    │   ├── DedupeKeyConflict         DEDUPE_KEY_CONFLICT: has `existing_run_id`
     │   └── DefinitionDrift           DEFINITION_DRIFT
     ├── InvalidState                  the state of what it is about forbids it
     ├── LeaseLost                     LEASE_LOST
@@ -177,6 +178,17 @@ class RequestIdConflict(Conflict):
     """The request id was used for another request."""
 
     default_reason = "REQUEST_ID_CONFLICT"
+
+
+class DedupeKeyConflict(Conflict):
+    """The dedupe key is held by a run that was started with another input and has not ended."""
+
+    default_reason = "DEDUPE_KEY_CONFLICT"
+
+    @property
+    def existing_run_id(self) -> str:
+        """The run that holds the key."""
+        return self.metadata.get("existing_run_id", "")
 
 
 class DefinitionDrift(Conflict):
@@ -348,6 +360,7 @@ BY_REASON: Mapping[str, type[FencepostError]] = {
         RunNotFound,
         RequestKeyConflict,
         RequestIdConflict,
+        DedupeKeyConflict,
         DefinitionDrift,
         LeaseLost,
         Overloaded,

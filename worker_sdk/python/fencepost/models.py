@@ -10,7 +10,7 @@ import datetime as dt
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 from fencepost.codec import NULL, Value
 from fencepost.errors import Violation
@@ -140,6 +140,7 @@ class Run:
     end_time: dt.datetime | None
     last_seq: int
     open_steps: tuple[OpenStep, ...]
+    dedupe_key: str = ""
 
     @property
     def ended(self) -> bool:
@@ -200,9 +201,15 @@ class Definition:
     created: bool = True
 
 
+DuplicatePolicy: TypeAlias = Literal["conflict", "bind"]
+"""What becomes of a start whose dedupe key is held by a run with another input: it is refused (DedupeKeyConflict), or
+answered with that run (``input_differs``).
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class StartRun:
-    """One run to start, as `Client.start_runs` takes them."""
+    """One run to start, as `Client.start_runs` takes them; `Client.start_run` says what the fields mean."""
 
     workflow_id: str
     input: object = None
@@ -210,6 +217,8 @@ class StartRun:
     user_id: str = ""
     priority: int = 0
     definition_hash: str = ""
+    dedupe_key: str = ""
+    on_active_duplicate: DuplicatePolicy = "conflict"
 
 
 def _enum(kind: type[E], wrapper: Any, prefix: str, number: int) -> dict[int, E]:
@@ -290,6 +299,7 @@ def run_of(run: run_pb2.Run) -> Run:
         end_time=time_of(run.end_time) if run.HasField("end_time") else None,
         last_seq=run.last_seq,
         open_steps=tuple(_open_step_of(step) for step in run.open_steps),
+        dedupe_key=run.dedupe_key,
     )
 
 
