@@ -169,6 +169,78 @@ async def test_a_request_key_finds_the_run_and_another_input_is_refused(fencepos
     assert as_json["error"]["metadata"]["existing_run_id"] == first.document["run_id"]
 
 
+async def test_a_dedupe_key_finds_the_active_run_and_another_input_is_bound_only_if_asked_for(
+    fencepost: Program, api: Api, server: InProcessServer, connect_worker: ConnectWorker
+) -> None:
+    await api.register(manifest(1))
+    arguments = ("runs", "start", "wf", "--dedupe-key", "d")
+    first = (await fencepost(*arguments, "--input", "[1]", "--json")).document
+    assert (first["created"], first["input_differs"]) == (True, False)
+    again = await fencepost(*arguments, "--input", "[1.0]")
+    assert again.code == 0
+    assert again.out.splitlines()[0].split() == ["run", first["run_id"]]
+    assert "found: this run holds the dedupe key" in again.out
+    refused = await fencepost(*arguments, "--input", "[2]")
+    assert refused.code == 1
+    assert refused.error.startswith("fencepost: DEDUPE_KEY_CONFLICT: ")
+    as_json = json.loads((await fencepost(*arguments, "--input", "[2]", "--json")).error)
+    assert as_json["error"]["metadata"]["existing_run_id"] == first["run_id"]
+    bound = (await fencepost(*arguments, "--input", "[2]", "--bind-duplicate", "--json")).document
+    assert bound == {**first, "created": False, "input_differs": True}
+    told = await fencepost(*arguments, "--input", "[2]", "--bind-duplicate")
+    assert "found: a run with another input holds the dedupe key" in told.out
+    both = await fencepost(*arguments, "--input", "[1]", "--request-key", "r")
+    assert "found: the request key was used before, or this run holds the dedupe key" in both.out
+
+    shown = (await fencepost("runs", "get", first["run_id"])).out
+    assert ["dedupe", "key", "d"] in [line.split() for line in shown.splitlines()]
+    assert (await fencepost("runs", "get", first["run_id"], "--json")).document["dedupe_key"] == "d"
+    assert (await fencepost("runs", "list", "--json")).document["dedupe_key"] == "d"
+    worker = await connect_worker(server.grpc_address)
+    await complete_steps(worker, ["1"])
+    await api.wait(first["run_id"])
+    assert (await fencepost(*arguments, "--input", "[2]", "--json")).document["created"] is True
+
+
+async def test_lines_may_have_dedupe_keys_and_say_themselves_what_becomes_of_a_duplicate(
+    fencepost: Program, api: Api
+) -> None:
+    await api.register(manifest(1))
+    lines = [
+        {"input": 1, "dedupe_key": "d"},
+        {"input": 2, "dedupe_key": "d"},
+        {"input": 2, "dedupe_key": "d", "on_active_duplicate": "bind"},
+        {"input": 2, "dedupe_key": "d", "on_active_duplicate": "conflict"},
+        {"input": 3},
+        {"input": 3, "dedupe_key": "e", "on_active_duplicate": "replace"},
+        {"input": 3, "on_active_duplicate": "bind"},
+    ]
+    arguments = ("runs", "start", "wf", "--many", "-", "--json")
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+
+    async def outcomes(*flags: str) -> list[tuple[bool, bool] | str]:
+        result = await fencepost(*arguments, *flags, stdin=text)
+        assert result.code == 1
+        told = sorted(result.documents, key=lambda outcome: int(outcome["line"]))
+        return [
+            outcome["error"]["reason"] if "error" in outcome else (outcome["created"], outcome["input_differs"])
+            for outcome in told
+        ]
+
+    made, found, bound = (True, False), (False, False), (False, True)
+    conflict, wrong = "DEDUPE_KEY_CONFLICT", ["INVALID_JSON", "INVALID_REQUEST"]
+    assert await outcomes() == [made, conflict, bound, conflict, made, *wrong]
+    # The flag is for the lines that have a key and say nothing.
+    assert await outcomes("--bind-duplicate") == [found, bound, bound, conflict, made, *wrong]
+
+
+def test_a_flag_for_duplicates_needs_a_key_and_keys_of_many_are_in_the_file() -> None:
+    alone = run("runs", "start", "wf", "--bind-duplicate")
+    assert alone.code == 2
+    assert "--bind-duplicate needs --dedupe-key" in alone.error
+    assert run("runs", "start", "wf", "--many", "-", "--dedupe-key", "d").code == 2
+
+
 async def test_every_fault_of_an_input_is_told_with_its_place(fencepost: Program, api: Api) -> None:
     schema = {"type": "object", "required": ["a"], "properties": {"b": {"type": "integer"}}}
     await api.register(manifest(1, workflow={"input_schema": schema}))

@@ -25,6 +25,7 @@ def run_document(run: Run, *, listed: bool = False) -> dict[str, Any]:
         "state": run.state.value,
         "user_id": run.user_id,
         "request_key": run.request_key,
+        "dedupe_key": run.dedupe_key,
         "priority": run.priority,
         "create_time": stamp(run.create_time),
         "end_time": stamp(run.end_time),

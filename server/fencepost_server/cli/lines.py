@@ -6,6 +6,7 @@ Imported by commands only: the SDK takes a while to import.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Literal
 
 import msgspec
 
@@ -22,6 +23,8 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user_id: str = ""
     priority: int = 0
     definition_hash: str = ""
+    dedupe_key: str = ""
+    on_active_duplicate: Literal["", "conflict", "bind"] = ""
 
     def start(self, workflow_id: str, text: str | None = None) -> StartRun:
         """The run to start, with ``text`` as its input if given."""
@@ -32,16 +35,22 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.user_id,
             self.priority,
             self.definition_hash,
+            self.dedupe_key,
+            self.on_active_duplicate or "conflict",
         )
 
     def over(self, defaults: Line) -> Line:
-        """This line, and ``defaults`` where it says nothing."""
+        """This line, and ``defaults`` where it says nothing. What is to become of duplicates is taken over only with a
+        dedupe key: without one there are none, and the server refuses it.
+        """
         return Line(
             self.input,
             self.request_key,
             self.user_id or defaults.user_id,
             self.priority or defaults.priority,
             self.definition_hash or defaults.definition_hash,
+            self.dedupe_key,
+            self.on_active_duplicate or (defaults.on_active_duplicate if self.dedupe_key else ""),
         )
 
 

@@ -51,6 +51,7 @@ def show_run(run: Run) -> None:
             ("definition", run.definition_hash),
             ("state", run.state.value),
             ("request key", run.request_key),
+            ("dedupe key", run.dedupe_key),
             ("user", run.user_id),
             ("priority", str(run.priority)),
             ("started", local(run.create_time)),

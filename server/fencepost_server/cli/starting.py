@@ -26,6 +26,26 @@ if TYPE_CHECKING:
 
 _FAULTS_SHOWN = 20
 
+RequestKey = Annotated[
+    str,
+    typer.Option(
+        "--request-key", metavar="KEY", help="The same key again finds the run that it started.", show_default=False
+    ),
+]
+DedupeKey = Annotated[
+    str,
+    typer.Option(
+        "--dedupe-key",
+        metavar="KEY",
+        help="The same key again finds the run that it started, until that has ended.",
+        show_default=False,
+    ),
+]
+BindDuplicate = Annotated[
+    bool,
+    typer.Option("--bind-duplicate", help="Find the run that holds the dedupe key even if its input is another one."),
+]
+
 
 def start(
     caller: Caller,
@@ -36,12 +56,9 @@ def start(
     input_file: Annotated[
         str | None, typer.Option("--input-file", metavar="FILE", help="A file with the input; - is standard input.")
     ] = None,
-    request_key: Annotated[
-        str,
-        typer.Option(
-            "--request-key", metavar="KEY", help="The same key again finds the run that it started.", show_default=False
-        ),
-    ] = "",
+    request_key: RequestKey = "",
+    dedupe_key: DedupeKey = "",
+    bind_duplicate: BindDuplicate = False,
     user: Annotated[str, typer.Option("--user", help="On whose behalf.", show_default=False)] = "",
     priority: Annotated[
         int | None, typer.Option("--priority", min=1, max=5, help="1 (first) to 5 (last). Default: 3.")
@@ -54,8 +71,8 @@ def start(
         typer.Option(
             "--many",
             metavar="FILE.jsonl",
-            help='Start a run for each line, such as {"input": 1, "request_key": "a"}; user_id, priority and '
-            "definition_hash may be there too. - is standard input.",
+            help='Start a run for each line, such as {"input": 1, "request_key": "a"}; dedupe_key, '
+            "on_active_duplicate, user_id, priority and definition_hash may be there too. - is standard input.",
             show_default=False,
         ),
     ] = None,
@@ -74,11 +91,20 @@ def start(
     """
     if input_ is not None and input_file is not None:
         raise WrongUsage("--input and --input-file exclude each other")
-    if many is not None and (input_ is not None or input_file is not None or request_key):
-        raise WrongUsage("with --many, input and request key are in the file")
+    if many is not None and (input_ is not None or input_file is not None or request_key or dedupe_key):
+        raise WrongUsage("with --many, input, request key and dedupe key are in the file")
+    if bind_duplicate and many is None and not dedupe_key:
+        raise WrongUsage("--bind-duplicate needs --dedupe-key")
     from fencepost_server.cli.lines import Line
 
-    line = Line(request_key=request_key, user_id=user, priority=priority or 0, definition_hash=definition)
+    line = Line(
+        request_key=request_key,
+        user_id=user,
+        priority=priority or 0,
+        definition_hash=definition,
+        dedupe_key=dedupe_key,
+        on_active_duplicate="bind" if bind_duplicate else "",
+    )
     limit = Limit(wait or wait_timeout is not None, wait_timeout)
     if many is not None:
         _start_many(caller, workflow, many, line, limit)
@@ -107,11 +133,11 @@ def _start_one(caller: Caller, workflow: str, text: str, line: Line, limit: Limi
     if isinstance(run, FencepostError):
         raise run
     if not limit.wait:
-        _show_started(caller, run)
+        _show_started(caller, run, line)
         return
     outcome = waiting.wait_for(caller, [run.run_id], limit.seconds)[0]
     if outcome.error is not None:
-        _show_started(caller, run)
+        _show_started(caller, run, line)
         raise refusal(outcome.error, caller)
     if caller.json:
         write_json({**_started(run), "ended": outcome.ended, "run": waiting.document(outcome)})
@@ -121,15 +147,31 @@ def _start_one(caller: Caller, workflow: str, text: str, line: Line, limit: Limi
 
 
 def _started(run: RunHandle) -> dict[str, object]:
-    return {"run_id": run.run_id, "created": run.created, "definition_hash": run.definition_hash}
+    return {
+        "run_id": run.run_id,
+        "created": run.created,
+        "definition_hash": run.definition_hash,
+        "input_differs": run.input_differs,
+    }
 
 
-def _show_started(caller: Caller, run: RunHandle) -> None:
+def _show_started(caller: Caller, run: RunHandle, line: Line) -> None:
     if caller.json:
         write_json(_started(run))
         return
-    new = "started" if run.created else "found: the request key was used before"
+    new = "started" if run.created else _how_found(run, line)
     show_pairs([("run", run.run_id), ("definition", run.definition_hash), ("new", new)])
+
+
+def _how_found(run: RunHandle, line: Line) -> str:
+    """By which key a run was found, as far as that is known."""
+    if run.input_differs:
+        return "found: a run with another input holds the dedupe key"
+    if not line.dedupe_key:
+        return "found: the request key was used before"
+    if not line.request_key:
+        return "found: this run holds the dedupe key"
+    return "found: the request key was used before, or this run holds the dedupe key"
 
 
 def _read(file: str) -> str:
