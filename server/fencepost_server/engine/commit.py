@@ -159,7 +159,7 @@ class Committer:
 
 
 async def _claim_keys(session: Session, rows: dict[Key, tuple[KeyRow, datetime | None]]) -> dict[Key, KeyRow]:
-    """Insert keys and read what they stand for. A key that somebody else held at the insert can be gone at the read, when
+    """Insert keys and read what they stand for. A key that somebody held at the insert can be gone at the read, when
     its run has ended or its time has passed in between: it is free then, and inserted again.
     """
     stored: dict[Key, KeyRow] = {}
