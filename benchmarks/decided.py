@@ -77,7 +77,8 @@ def _decide_run(config: Config, graph: Graph, outputs: Sequence[Payload], times:
     value = Payload(json=json.dumps(INPUT, separators=(",", ":")))
     unasked = asyncio.get_running_loop().create_future()
     fold.start(
-        Start(new_run_id(), NAMESPACE, WORKFLOW, None, value, INPUT, b"", b"", "", "", "", _PRIORITY, unasked), graph
+        Start(new_run_id(), NAMESPACE, WORKFLOW, None, value, INPUT, b"", b"", "", "", "", _PRIORITY, result=unasked),
+        graph,
     )
     run, task = fold.changes.new_runs[0][0], fold.changes.new_tasks[0]
     first = (replace(run), NewTask(replace(task.row), task.namespace), tuple(fold.changes.events))
