@@ -27,8 +27,8 @@ class StartRequest:
     request_key: str
     request_id: str
     priority: int
-    dedupe_key: str
-    bind_duplicate: bool
+    dedupe_key: str = ""
+    bind_duplicate: bool = False
 
 
 def new_run_id() -> str:
