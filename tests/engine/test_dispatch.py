@@ -218,7 +218,8 @@ async def test_hints_between_servers_save_the_wait_for_the_next_poll(
     servers = [await in_process_server(dsn, **slow) for _ in range(2)]
     await eventually(lambda: all(server.app.engine.last_probe for server in servers))
     api = connect_api(servers[0].grpc_address)
-    await eventually(lambda: count(dsn, "pg_stat_activity", "application_name = 'fencepost listener'"))
+    listening = "datname = current_database() and application_name = 'fencepost listener'"
+    await eventually(lambda: count(dsn, "pg_stat_activity", listening))
     await servers[0].app.engine.probe_once()  # it knows of the other one now
     await api.register(manifest())
     worker = await connect_worker(servers[1].grpc_address)

@@ -136,7 +136,7 @@ async def test_whatever_workers_do_every_run_ends_once_with_a_legal_history(
     api = connect_api(servers[0].grpc_address)
     policy = {"max_attempts": 1000, "max_corrective_attempts": 1000, "initial_delay": "10ms", "max_delay": "20ms"}
     await api.register(manifest(STEPS, output_schema={"type": "integer"}, retry=policy))
-    runs = [r.started.run_id for r in await api.start_many([api.start_request() for _ in range(40)])]
+    runs = [r.started.run_id for r in await api.start_many([api.start_request() for _ in range(30)])]
     effects, chance = Effects(), random.Random(seed)
     workers = [
         await connect_worker(servers[n % 2].grpc_address, handlers=handler_names(STEPS), capacity=n + 2)

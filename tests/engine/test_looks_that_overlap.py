@@ -20,7 +20,9 @@ from tests.fixtures.raw_worker import RawWorker
 from tests.fixtures.servers import StartInProcessServer
 from tests.fixtures.waiting import eventually
 
-LOOKING: LiteralString = "wait_event_type = 'Lock' and query like '%lease_session is not null%'"
+LOOKING: LiteralString = (
+    "datname = current_database() and wait_event_type = 'Lock' and query like '%lease_session is not null%'"
+)
 
 
 async def test_an_expiry_that_a_sweep_is_told_of_while_it_looks_is_swept_in_time(dsn: str) -> None:
