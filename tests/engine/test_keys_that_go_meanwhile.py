@@ -13,17 +13,21 @@ from tests.engine.rows import count
 from tests.fixtures.api import Api
 from tests.fixtures.manifests import manifest
 from tests.fixtures.raw_worker import RawWorker
-from tests.fixtures.servers import InProcessServer
+from tests.fixtures.servers import StartInProcessServer
 
 
 async def test_a_run_that_ends_between_the_insert_and_the_read_of_its_key_leaves_the_key_to_one_other(
-    server: InProcessServer,
-    api: Api,
-    connect_worker: Callable[..., Awaitable[RawWorker]],
+    in_process_server: StartInProcessServer,
     dsn: str,
+    connect_api: Callable[[str], Api],
+    connect_worker: Callable[..., Awaitable[RawWorker]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """There is never more than one active run for a dedupe key."""
+    """There is never more than one active run for a dedupe key. The start is held at a server of its own: at the
+    worker's, its lane might be the one that the completion needs.
+    """
+    server, other = await in_process_server(dsn), await in_process_server(dsn)
+    api = connect_api(other.grpc_address)
     await api.register(manifest(1))
     first = await api.start(input="1", dedupe_key="k")
     worker = await connect_worker(server.grpc_address)
