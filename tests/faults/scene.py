@@ -5,8 +5,9 @@ them gone with the test; short times; and questions to the database itself, past
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
@@ -16,6 +17,7 @@ from psycopg.rows import dict_row
 
 from fencepost.v1 import run_pb2
 from fencepost_server.domain.model import EventType
+from fencepost_server.engine.loops import Loop
 from tests.fixtures.api import Api
 from tests.fixtures.processes import Process
 from tests.fixtures.proxy import Proxy
@@ -57,6 +59,23 @@ class Scene:
     async def serve(self, **settings: Setting) -> InProcessServer:
         """Start a server in the test's event loop."""
         return await self._start(**{"dsn": self.dsn, **settings})
+
+
+@contextlib.asynccontextmanager
+async def asleep(loop: Loop) -> AsyncIterator[None]:
+    """Keep a background loop of a server from doing anything within the block, as if it hung between two passes."""
+    run_once = loop.run_once
+    entered = asyncio.Event()
+
+    async def sleep() -> None:
+        entered.set()
+
+    loop.run_once = sleep
+    loop.wake()
+    await asyncio.wait_for(entered.wait(), TIMEOUT)
+    yield
+    loop.run_once = run_once
+    loop.wake()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from tests.faults.scene import (
     SOON,
     STAYING,
     Scene,
+    asleep,
     attempts,
     leased_to,
     metrics,
@@ -88,10 +89,12 @@ async def test_what_a_server_leases_to_a_stream_that_its_worker_has_left_comes_b
     worker = await scene.raw(proxy.address)
     proxy.blackhole()
     again = await scene.raw(second.grpc_address, capacity=0, process_nonce=worker.hello().process_nonce, hello=False)
-    await again.send(again.hello(previous_session_ids=worker.sessions))
-    await again.next(Welcome)
-    run_ids = [(await api.start()).run_id for _ in range(5)]
-    await eventually(lambda: leased_to(scene.dsn, worker.sessions[0]))
+    (probe,) = (loop for loop in first.app.engine.loops if loop.name == "probe")
+    async with asleep(probe):
+        await again.send(again.hello(previous_session_ids=worker.sessions))
+        await again.next(Welcome)
+        run_ids = [(await api.start()).run_id for _ in range(5)]
+        await until_count(scene.dsn, "task where lease_session is not null", 5)
     await eventually(lambda: not first.app.engine.dispatcher.sessions, 2, what="the first server has heard of it")
     other = await scene.raw(first.grpc_address)
     tasks = await other.tasks(5)
@@ -224,20 +227,13 @@ async def test_the_result_of_an_expired_lease_counts_until_somebody_else_has_the
     api = scene.api(server.grpc_address)
     await api.register(manifest(lease="1s", retry=SOON))
     worker = await scene.raw(server.grpc_address)
-    sweeper = server.app.engine.sweeper
-    sweeper.loop.run_once = _asleep
-    run_ids = [(await api.start()).run_id for _ in range(2)]
-    kept, lost = await worker.tasks(2)
-    await until_count(scene.dsn, "task where lease_expires_at < clock_timestamp()", 2)
-    assert (await worker.complete(kept)).outcome == OK
-    sweeper.loop.run_once = sweeper.run_once
-    sweeper.loop.wake()
+    async with asleep(server.app.engine.sweeper.loop):
+        run_ids = [(await api.start()).run_id for _ in range(2)]
+        kept, lost = await worker.tasks(2)
+        await until_count(scene.dsn, "task where lease_expires_at < clock_timestamp()", 2)
+        assert (await worker.complete(kept)).outcome == OK
     again = await worker.task()
     assert (again.task.run_id, again.attempt) == (lost.task.run_id, 2)
     assert (await worker.complete(lost)).outcome == LEASE_LOST
     assert (await worker.complete(again)).outcome == OK
     assert sorted([*attempts(await api.history(run_ids[0])), *attempts(await api.history(run_ids[1]))]) == [1, 2]
-
-
-async def _asleep() -> None:
-    """A pass of a loop that does nothing."""

@@ -12,7 +12,7 @@ import pytest
 
 from fencepost.v1 import run_pb2
 from tests.faults.conftest import StartWorker
-from tests.faults.scene import QUICK, SOON, STAYING, Scene, attempts, count, fetch, task_states, until_count
+from tests.faults.scene import QUICK, SOON, STAYING, Scene, asleep, attempts, count, fetch, task_states, until_count
 from tests.faults.sink import Effect, Sink
 from tests.fixtures.databases import database_address, redirected
 from tests.fixtures.manifests import manifest
@@ -35,11 +35,9 @@ async def test_a_sweep_whose_connections_break_again_and_again_recovers_every_le
     gone = await scene.raw(server.grpc_address, capacity=N)
     await api.start_many([api.start_request() for _ in range(N)])
     await gone.tasks(N)
-    server.app.engine.sweeper.loop.run_once = _asleep
-    await gone.close()
-    await until_count(scene.dsn, EXPIRED, N)
-    server.app.engine.sweeper.loop.run_once = server.app.engine.sweeper.run_once
-    server.app.engine.sweeper.loop.wake()
+    async with asleep(server.app.engine.sweeper.loop):
+        await gone.close()
+        await until_count(scene.dsn, EXPIRED, N)
     recovered = "task where lease_session is null and attempt = 1"
     for breaks, break_after in enumerate((1_000, 3_000, 6_000, 10_000, 20_000)):
         database.break_after(break_after, "up")
@@ -55,10 +53,6 @@ async def test_a_sweep_whose_connections_break_again_and_again_recovers_every_le
 
 async def _until_broken(database: Proxy, times: int) -> None:
     await eventually(lambda: database.breaks == times)
-
-
-async def _asleep() -> None:
-    """A pass of a loop that does nothing."""
 
 
 @pytest.mark.parametrize("meanwhile", ["completed", "renewed", "failed"])
