@@ -21,7 +21,7 @@ demo: $(SET_UP) ## 830 real orders through a durable workflow, while a worker is
 	@$(BIN)/python -m examples.northwind $(ARGS)
 
 test: $(SET_UP) ## all tests, against a real PostgreSQL
-	@$(BIN)/pytest -n 2 $(if $(ARGS),$(ARGS),tests)
+	@$(BIN)/pytest -n 4 $(if $(ARGS),$(ARGS),tests)
 
 dev: $(SET_UP) ## a server with a PostgreSQL of its own, for development
 	@$(BIN)/fencepost dev $(ARGS)

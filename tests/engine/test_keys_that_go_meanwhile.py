@@ -46,7 +46,7 @@ async def test_a_run_that_ends_between_the_insert_and_the_read_of_its_key_leaves
     starting = asyncio.create_task(api.start(input="1", dedupe_key="k"))
     await asyncio.wait_for(reached.wait(), 5)
     await worker.complete(task)
-    await api.wait(first.run_id)
+    await connect_api(other.grpc_address).wait(first.run_id)
     go.set()
     second = await starting
     third = await api.start(input="1", dedupe_key="k")
