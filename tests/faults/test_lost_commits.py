@@ -70,9 +70,10 @@ async def test_a_claim_whose_commit_or_answer_is_lost_costs_no_attempt(
     server, database = await serve(scene, batch_timeout=1.0)
     api = scene.api(server.grpc_address)
     await api.register(manifest(retry=ONE_ATTEMPT))
-    worker = await scene.raw(server.grpc_address)
-    break_at_commit_of(CLAIM, database, how, committed=committed)
+    worker = await scene.raw(server.grpc_address, capacity=0)
     run_id = (await api.start()).run_id
+    break_at_commit_of(CLAIM, database, how, committed=committed)
+    await worker.capacity(1)
     await eventually(lambda: database.breaks)
     if how == "blackhole":
         if committed:
@@ -195,9 +196,10 @@ async def test_a_task_whose_stream_ends_between_its_claim_and_its_frame_costs_no
     server, database = await serve(scene)
     api = scene.api(server.grpc_address)
     await api.register(manifest(retry=ONE_ATTEMPT))
-    worker = await scene.raw(server.grpc_address)
-    break_at_commit_of(CLAIM, database, "blackhole", committed=True)
+    worker = await scene.raw(server.grpc_address, capacity=0)
     run_id = (await api.start()).run_id
+    break_at_commit_of(CLAIM, database, "blackhole", committed=True)
+    await worker.capacity(1)
     await eventually(lambda: leased_to(scene.dsn, worker.sessions[0]))
     await worker.drop()
     await eventually(lambda: not server.app.engine.dispatcher.sessions)
