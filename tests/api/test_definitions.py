@@ -262,11 +262,15 @@ async def test_definitions_registered_at_once_from_two_servers_become_one_active
     assert listed[0].state == pb.DEFINITION_STATE_ACTIVE
 
 
+@pytest.mark.parametrize("known", [True, False])
 async def test_drift_from_two_servers_at_once_lets_one_manifest_win(
-    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, known: bool
 ) -> None:
+    """Whether the workflow was known before or not."""
     servers = [await in_process_server(dsn) for _ in range(2)]
     apis = [connect_api(server.grpc_address) for server in servers]
+    if known:
+        await apis[0].register(manifest(compatibility_id="0"))
     answers = await asyncio.gather(*(apis[n % 2].register(manifest(n + 1)) for n in range(10)), return_exceptions=True)
     won = [answer for answer in answers if not isinstance(answer, BaseException)]
     assert [answer.created for answer in won] == [True]
@@ -274,7 +278,7 @@ async def test_drift_from_two_servers_at_once_lets_one_manifest_win(
         if isinstance(answer, BaseException):
             with refused("DEFINITION_DRIFT"):
                 raise answer
-    assert await count(dsn, "definition") == 1
+    assert await count(dsn, "definition") == 1 + known
 
 
 async def test_a_start_waits_for_a_registration_under_way_and_takes_what_became_active(

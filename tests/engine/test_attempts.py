@@ -301,9 +301,10 @@ async def test_an_attempt_has_its_time_and_no_heartbeat_makes_it_longer(
         assert task.attempt == attempt
         assert task.attempt_timeout.ToTimedelta().total_seconds() == 0.3
         assert task.lease_duration.ToTimedelta().total_seconds() == 0.3, "a lease is not longer than the attempt"
-        [renewed] = await worker.heartbeat()
-        assert renewed.outcome == OK
-        assert 0 < renewed.lease_duration.ToTimedelta().total_seconds() <= 0.3
+        if attempt > 1:
+            [renewed] = await worker.heartbeat()
+            assert renewed.outcome == OK
+            assert 0 < renewed.lease_duration.ToTimedelta().total_seconds() <= 0.3
         revoked = await worker.next(pb.Revoke)
         assert revoked.reason == error_pb2.ERROR_REASON_ATTEMPT_TIMEOUT
         assert list(revoked.tasks) == [task.task]
