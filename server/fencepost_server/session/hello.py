@@ -30,6 +30,8 @@ class Greeting:
     """(queue, handler) pairs."""
     previous: tuple[str, ...]
     held: tuple[tuple[str, int, int], ...]
+    session_id: str = ""
+    """Chosen by the worker, or empty."""
 
 
 def greet(hello: pb.Hello, config: Config) -> Greeting:
@@ -52,6 +54,7 @@ def greet(hello: pb.Hello, config: Config) -> Greeting:
         frozenset((handler.queue or "default", handler.name) for handler in hello.handlers),
         tuple(hello.previous_session_ids),
         tuple((ref.run_id, ref.task_id, ref.fencing_token) for ref in hello.held),
+        hello.session_id,
     )
 
 
@@ -78,6 +81,7 @@ def _faults(hello: pb.Hello, config: Config, frame: int) -> list[tuple[str, str]
     check(len(hello.previous_session_ids) <= _MAX_PREVIOUS, "previous_session_ids", f"at most {_MAX_PREVIOUS}")
     for index, session_id in enumerate(hello.previous_session_ids[:_MAX_PREVIOUS]):
         check(_UUID.fullmatch(session_id) is not None, f"previous_session_ids[{index}]", "must be a session id")
+    check(not hello.session_id or _UUID.fullmatch(hello.session_id) is not None, "session_id", "must be a UUID")
     check(len(hello.held) <= _MAX_HELD, "held", f"at most {_MAX_HELD}")
     for index, ref in enumerate(hello.held[:_MAX_HELD]):
         well_formed = _UUID.fullmatch(ref.run_id) is not None and ref.task_id > 0 and ref.fencing_token > 0

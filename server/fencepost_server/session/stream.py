@@ -113,7 +113,7 @@ class WorkerStreams:
         if self.count >= self._config.max_sessions:
             raise TooManySessions(f"this server holds {self._config.max_sessions} sessions already")
         self._opening += 1
-        session = Session(str(uuid.uuid4()), greeting, self._config, _EngineDesk(self._engine))
+        session = Session(greeting.session_id or str(uuid.uuid4()), greeting, self._config, _EngineDesk(self._engine))
         try:
             await self._welcome(session, greeting)
         except BaseException:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from fencepost_server.config import Config
+from fencepost_server.domain.errors import InvalidHello
+from fencepost_server.domain.violation import Violation
 from fencepost_server.store.arrays import Texts, Uuids
 from fencepost_server.store.connection import Database
 from fencepost_server.store.queries import query
@@ -92,10 +94,10 @@ class SessionRow:
 
 async def open_session(database: Database, row: SessionRow, previous: Sequence[str]) -> tuple[datetime, list[str]]:
     """Write a session down, and that those of ``previous`` which were of the same process have ended. Returns the
-    database's time and these.
+    database's time and these. Raises InvalidHello if the session's id was used before.
     """
     async with database.transaction() as session:
-        await session.send(
+        opened = await session.rows(
             query("cluster", "open_session"),
             {
                 "session": row.session_id,
@@ -106,6 +108,8 @@ async def open_session(database: Database, row: SessionRow, previous: Sequence[s
                 "sdk": row.sdk,
             },
         )
+        if not opened:
+            raise InvalidHello("session_id was used before", violations=[Violation("session_id", "was used before")])
         own = []
         if previous:
             params = {"sessions": Uuids(previous), "namespace": row.namespace, "nonce": row.nonce}

@@ -18,6 +18,7 @@ from __future__ import annotations
 import enum
 import logging
 import math
+import uuid
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -93,7 +94,9 @@ class Session:
         self.session_id = ""
         self.leaving = False
         self._phase = _Phase.CLOSED
-        self._sessions: deque[str] = deque(maxlen=MAX_PREVIOUS_SESSIONS)
+        # Sessions that may own leases: those whose Welcome did not come, newest first, and the last one whose did.
+        self._unwelcomed: deque[str] = deque(maxlen=MAX_PREVIOUS_SESSIONS - 1)
+        self._last_welcomed = ""
         self._turns: deque[type[Outcome]] = deque(self.ledger.outbox)
         self._max_payload_bytes = 1 << 20
         self._max_frame_bytes = 3 << 20
@@ -222,9 +225,14 @@ class Session:
         for step in self.identity.steps.values():
             hello.handlers.add(name=step.name, queue=step.queue)
         hello.labels.update(self.identity.labels)
-        hello.previous_session_ids.extend(self._sessions)
+        hello.previous_session_ids.extend(self._unwelcomed)
+        if self._last_welcomed:
+            hello.previous_session_ids.append(self._last_welcomed)
         for lease in self.ledger.held.values():
             fill_ref(hello.held.add(), lease)
+        # Chosen here, so that it can be named after a reconnect also if its Welcome never came.
+        hello.session_id = str(uuid.uuid4())
+        self._unwelcomed.appendleft(hello.session_id)
         self._phase = _Phase.GREETED
         return frame
 
@@ -290,8 +298,8 @@ class Session:
         self.session_id = welcome.session_id
         self.counters.connects += 1
         # Hello has settled what the sessions before this one owned.
-        self._sessions.clear()
-        self._sessions.append(welcome.session_id)
+        self._unwelcomed.clear()
+        self._last_welcomed = welcome.session_id
         self._heartbeat_interval = seconds_of(welcome.heartbeat_interval) or self._heartbeat_interval
         self._ping_interval = seconds_of(welcome.ping_interval) or self._ping_interval
         self._max_payload_bytes = welcome.max_payload_bytes or self._max_payload_bytes

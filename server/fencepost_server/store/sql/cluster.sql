@@ -71,7 +71,8 @@ select clock_timestamp();
 -- name: open_session
 insert into session (session_id, namespace, server_id, process_nonce, worker_name, sdk)
 values (%(session)s, %(namespace)s, %(server)s, %(nonce)s, %(worker_name)s, %(sdk)s)
-on conflict (session_id) do nothing;
+on conflict (session_id) do nothing
+returning session_id;
 
 -- name: own_sessions
 -- Which of these former sessions belong to the same process.

@@ -279,6 +279,7 @@ class Hello(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     PREVIOUS_SESSION_IDS_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """1."""
     namespace: _builtins.str
@@ -297,6 +298,11 @@ class Hello(_message.Message):
     """The largest frame that the worker can receive, in bytes; 1.25 × the payload limit at least. Default: 3 MiB."""
     capacity: _builtins.int
     """How many tasks it takes at a time, 0 to 10,000. 0 pauses."""
+    session_id: _builtins.str
+    """The id of this session, chosen by the worker: a random UUID in lower case, new for each stream. So the worker can name
+    the session after a reconnect also if the Welcome was lost, with tasks that came right behind it. Default: the server
+    chooses. One that was used before is INVALID_HELLO.
+    """
     @_builtins.property
     def handlers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Handler]:
         """What it can run; 1 to 1,000."""
@@ -330,10 +336,11 @@ class Hello(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         previous_session_ids: _abc.Iterable[_builtins.str] | None = ...,
         held: _abc.Iterable[Global___TaskRef] | None = ...,
+        session_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "handlers", b"handlers", "held", b"held", "labels", b"labels", "max_frame_bytes", b"max_frame_bytes", "namespace", b"namespace", "previous_session_ids", b"previous_session_ids", "process_nonce", b"process_nonce", "protocol_version", b"protocol_version", "sdk_name", b"sdk_name", "sdk_version", b"sdk_version", "worker_name", b"worker_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "handlers", b"handlers", "held", b"held", "labels", b"labels", "max_frame_bytes", b"max_frame_bytes", "namespace", b"namespace", "previous_session_ids", b"previous_session_ids", "process_nonce", b"process_nonce", "protocol_version", b"protocol_version", "sdk_name", b"sdk_name", "sdk_version", b"sdk_version", "session_id", b"session_id", "worker_name", b"worker_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
