@@ -157,7 +157,7 @@ def test_a_kill_of_everything_at_once_loses_nothing(dev: Callable[..., Dev]) -> 
 
 def test_a_start_that_was_killed_in_the_middle_is_made_up_for(dev: Callable[..., Dev], folder: Path) -> None:
     process = dev(wait=False)
-    wait_until((folder / "data.new" / "base").exists)
+    wait_until((folder / "data.new" / "base").exists, 30)
     process.kill()
     assert not (folder / "data").exists()
     with EmbeddedPostgres(folder) as server:
