@@ -12,9 +12,9 @@
     └── Internal
 
 The reason of a class is its name in upper case with underscores; tests compare the two lists. The api layer
-turns them into google.rpc.Status; no other layer knows gRPC codes. OUTPUT_SCHEMA_MISMATCH, LEASE_EXPIRED,
-ATTEMPT_TIMEOUT and NOT_DELIVERED are failures of steps rather than of calls: they have a class all the same, so
-that there is one list.
+turns them into google.rpc.Status; no other layer knows gRPC codes. Reasons that are only ever found in the
+failures of steps and runs or in frames, such as LEASE_EXPIRED, have a class all the same, so that there is one
+list.
 """
 
 from __future__ import annotations
@@ -110,6 +110,14 @@ class AlreadyExists(FencepostError):
     """A key was used for something else (I7)."""
 
 
+class ScheduleNotFound(NotFound):
+    """No such schedule."""
+
+
+class ScheduleExists(AlreadyExists):
+    """A schedule with that id has another content."""
+
+
 class RequestKeyConflict(AlreadyExists):
     """The request key names a run with another input."""
 
@@ -128,6 +136,38 @@ class FailedPrecondition(FencepostError):
 
 class DefinitionDrift(FailedPrecondition):
     """The compatibility id is registered with another manifest."""
+
+
+class IllegalTransition(FailedPrecondition):
+    """The state of the run forbids what was asked; metadata has ``state`` and ``event``."""
+
+
+class AlreadyUndone(FailedPrecondition):
+    """Completed steps of the run were undone: it can't go on."""
+
+
+class KeyTaken(FailedPrecondition):
+    """Another run holds the dedupe key of the run that is to go on."""
+
+
+class ParentDecided(FailedPrecondition):
+    """The parent of the run has gone on with its failure."""
+
+
+class DefinitionRemoved(FailedPrecondition):
+    """The definition was removed. Also the code of the failure of its runs."""
+
+
+class UndoFailed(FailedPrecondition):
+    """A step could not be undone; the code of the failure of a BLOCKED run."""
+
+
+class ChildFailed(FailedPrecondition):
+    """A child run did not complete; the code of a node's failure."""
+
+
+class InvalidNodeInput(FailedPrecondition):
+    """The input of a node can't be built; the code of a node's failure."""
 
 
 class HelloRequired(FailedPrecondition):
@@ -170,6 +210,38 @@ class NotDelivered(Aborted):
     """A task came back too often; recorded as an OPERATIONAL failure."""
 
 
+class QueueTimeout(Aborted):
+    """No worker took a step in its queue_timeout; recorded as a PERMANENT failure."""
+
+
+class TotalTimeout(Aborted):
+    """A step took longer than its total_timeout; recorded as a PERMANENT failure."""
+
+
+class RunTimeout(Aborted):
+    """A run took longer than its run_timeout; the code of its failure."""
+
+
+class SignalTimeout(Aborted):
+    """No signal came in time; the code of a node's failure."""
+
+
+class RunCancelled(Aborted):
+    """The run was cancelled; the code of its failure, and why a lease was revoked."""
+
+
+class RunTerminated(Aborted):
+    """The run was terminated: why a lease was revoked."""
+
+
+class RunEnded(Aborted):
+    """The run has failed or lost its definition: why a lease was revoked."""
+
+
+class StaleEtag(Aborted):
+    """What was to be changed has been changed since it was read."""
+
+
 class ResourceExhausted(FencepostError):
     """A limit was reached; retry after the delay."""
 
@@ -178,6 +250,10 @@ class ResourceExhausted(FencepostError):
 
 class TooManySessions(ResourceExhausted):
     """max_sessions is reached."""
+
+
+class TooManySignals(ResourceExhausted):
+    """A run holds max_pending_signals signals that no wait has taken."""
 
 
 class Overloaded(ResourceExhausted):

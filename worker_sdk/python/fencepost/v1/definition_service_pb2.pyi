@@ -33,6 +33,8 @@ class _DefinitionStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Defin
     """New runs of the workflow take it."""
     DEFINITION_STATE_PREVIOUS: _DefinitionState.ValueType  # 2
     """Another one took its place; runs that are pinned to it go on."""
+    DEFINITION_STATE_REMOVED: _DefinitionState.ValueType  # 3
+    """It was removed: no run may take it, and its runs were ended."""
 
 class DefinitionState(_DefinitionState, metaclass=_DefinitionStateEnumTypeWrapper):
     """Whether new runs take a definition."""
@@ -43,6 +45,8 @@ DEFINITION_STATE_ACTIVE: DefinitionState.ValueType  # 1
 """New runs of the workflow take it."""
 DEFINITION_STATE_PREVIOUS: DefinitionState.ValueType  # 2
 """Another one took its place; runs that are pinned to it go on."""
+DEFINITION_STATE_REMOVED: DefinitionState.ValueType  # 3
+"""It was removed: no run may take it, and its runs were ended."""
 Global___DefinitionState: _TypeAlias = DefinitionState  # noqa: Y015
 
 @_typing.final
@@ -332,3 +336,127 @@ class ListDefinitionsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListDefinitionsResponse: _TypeAlias = ListDefinitionsResponse  # noqa: Y015
+
+@_typing.final
+class ActivateDefinitionRequest(_message.Message):
+    """Which definition to activate."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    WORKFLOW_ID_FIELD_NUMBER: _builtins.int
+    DEFINITION_HASH_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace; "default" when empty."""
+    workflow_id: _builtins.str
+    """The workflow. Required."""
+    definition_hash: _builtins.str
+    """The hash in hex. Required."""
+    request_id: _builtins.str
+    """Accepted on every mutation. Activating is repeatable by itself, so it changes nothing here. Optional."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        workflow_id: _builtins.str = ...,
+        definition_hash: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition_hash", b"definition_hash", "namespace", b"namespace", "request_id", b"request_id", "workflow_id", b"workflow_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActivateDefinitionRequest: _TypeAlias = ActivateDefinitionRequest  # noqa: Y015
+
+@_typing.final
+class ActivateDefinitionResponse(_message.Message):
+    """The definition that new runs take now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEFINITION_FIELD_NUMBER: _builtins.int
+    PREVIOUS_HASH_FIELD_NUMBER: _builtins.int
+    previous_hash: _builtins.str
+    """The hash of the one that was active before, in hex; empty if none was."""
+    @_builtins.property
+    def definition(self) -> Global___Definition:
+        """As stored."""
+
+    def __init__(
+        self,
+        *,
+        definition: Global___Definition | None = ...,
+        previous_hash: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "previous_hash", b"previous_hash"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActivateDefinitionResponse: _TypeAlias = ActivateDefinitionResponse  # noqa: Y015
+
+@_typing.final
+class RemoveDefinitionRequest(_message.Message):
+    """Which definition to remove."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    WORKFLOW_ID_FIELD_NUMBER: _builtins.int
+    DEFINITION_HASH_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace; "default" when empty."""
+    workflow_id: _builtins.str
+    """The workflow. Required."""
+    definition_hash: _builtins.str
+    """The hash in hex. Required."""
+    request_id: _builtins.str
+    """Accepted on every mutation. Removing is repeatable by itself, so it changes nothing here. Optional."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        workflow_id: _builtins.str = ...,
+        definition_hash: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition_hash", b"definition_hash", "namespace", b"namespace", "request_id", b"request_id", "workflow_id", b"workflow_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveDefinitionRequest: _TypeAlias = RemoveDefinitionRequest  # noqa: Y015
+
+@_typing.final
+class RemoveDefinitionResponse(_message.Message):
+    """How far the removal is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEFINITION_FIELD_NUMBER: _builtins.int
+    REMAINING_RUNS_FIELD_NUMBER: _builtins.int
+    remaining_runs: _builtins.int
+    """How many of its runs have not ended yet, at most 10,000 are counted; those that undo their steps are among them."""
+    @_builtins.property
+    def definition(self) -> Global___Definition:
+        """As stored: REMOVED."""
+
+    def __init__(
+        self,
+        *,
+        definition: Global___Definition | None = ...,
+        remaining_runs: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "remaining_runs", b"remaining_runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveDefinitionResponse: _TypeAlias = RemoveDefinitionResponse  # noqa: Y015

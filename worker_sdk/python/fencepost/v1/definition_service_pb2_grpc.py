@@ -55,6 +55,16 @@ class DefinitionServiceStub:
                 request_serializer=fencepost_dot_v1_dot_definition__service__pb2.ListDefinitionsRequest.SerializeToString,
                 response_deserializer=fencepost_dot_v1_dot_definition__service__pb2.ListDefinitionsResponse.FromString,
                 _registered_method=True)
+        self.ActivateDefinition = channel.unary_unary(
+                '/fencepost.v1.DefinitionService/ActivateDefinition',
+                request_serializer=fencepost_dot_v1_dot_definition__service__pb2.ActivateDefinitionRequest.SerializeToString,
+                response_deserializer=fencepost_dot_v1_dot_definition__service__pb2.ActivateDefinitionResponse.FromString,
+                _registered_method=True)
+        self.RemoveDefinition = channel.unary_unary(
+                '/fencepost.v1.DefinitionService/RemoveDefinition',
+                request_serializer=fencepost_dot_v1_dot_definition__service__pb2.RemoveDefinitionRequest.SerializeToString,
+                response_deserializer=fencepost_dot_v1_dot_definition__service__pb2.RemoveDefinitionResponse.FromString,
+                _registered_method=True)
 
 
 class DefinitionServiceServicer:
@@ -90,6 +100,23 @@ class DefinitionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ActivateDefinition(self, request, context):
+        """Makes a registered definition the one that new runs take: rolls back to a previous one. Errors: INVALID_REQUEST,
+        UNKNOWN_WORKFLOW, UNKNOWN_DEFINITION, DEFINITION_REMOVED, INVALID_MANIFEST (a cycle of children).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveDefinition(self, request, context):
+        """Removes a definition: no run starts with it any more, and those under way are ended (their steps are fenced off at once,
+        completed ones are undone, they end as FAILED with DEFINITION_REMOVED). Repeat it until none remains. Errors:
+        INVALID_REQUEST, UNKNOWN_WORKFLOW, UNKNOWN_DEFINITION.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DefinitionServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -112,6 +139,16 @@ def add_DefinitionServiceServicer_to_server(servicer, server):
                     servicer.ListDefinitions,
                     request_deserializer=fencepost_dot_v1_dot_definition__service__pb2.ListDefinitionsRequest.FromString,
                     response_serializer=fencepost_dot_v1_dot_definition__service__pb2.ListDefinitionsResponse.SerializeToString,
+            ),
+            'ActivateDefinition': grpc.unary_unary_rpc_method_handler(
+                    servicer.ActivateDefinition,
+                    request_deserializer=fencepost_dot_v1_dot_definition__service__pb2.ActivateDefinitionRequest.FromString,
+                    response_serializer=fencepost_dot_v1_dot_definition__service__pb2.ActivateDefinitionResponse.SerializeToString,
+            ),
+            'RemoveDefinition': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveDefinition,
+                    request_deserializer=fencepost_dot_v1_dot_definition__service__pb2.RemoveDefinitionRequest.FromString,
+                    response_serializer=fencepost_dot_v1_dot_definition__service__pb2.RemoveDefinitionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,6 +260,60 @@ class DefinitionService:
             '/fencepost.v1.DefinitionService/ListDefinitions',
             fencepost_dot_v1_dot_definition__service__pb2.ListDefinitionsRequest.SerializeToString,
             fencepost_dot_v1_dot_definition__service__pb2.ListDefinitionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ActivateDefinition(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fencepost.v1.DefinitionService/ActivateDefinition',
+            fencepost_dot_v1_dot_definition__service__pb2.ActivateDefinitionRequest.SerializeToString,
+            fencepost_dot_v1_dot_definition__service__pb2.ActivateDefinitionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveDefinition(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fencepost.v1.DefinitionService/RemoveDefinition',
+            fencepost_dot_v1_dot_definition__service__pb2.RemoveDefinitionRequest.SerializeToString,
+            fencepost_dot_v1_dot_definition__service__pb2.RemoveDefinitionResponse.FromString,
             options,
             channel_credentials,
             insecure,

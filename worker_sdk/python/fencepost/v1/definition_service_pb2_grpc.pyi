@@ -43,6 +43,15 @@ class DefinitionServiceStub:
     """Reads one definition. Errors: INVALID_REQUEST, UNKNOWN_WORKFLOW, UNKNOWN_DEFINITION."""
     ListDefinitions: _grpc.UnaryUnaryMultiCallable[_definition_service_pb2.ListDefinitionsRequest, _definition_service_pb2.ListDefinitionsResponse]
     """Lists definitions by workflow id, the newest of each first. Errors: INVALID_REQUEST, INVALID_PAGE_TOKEN."""
+    ActivateDefinition: _grpc.UnaryUnaryMultiCallable[_definition_service_pb2.ActivateDefinitionRequest, _definition_service_pb2.ActivateDefinitionResponse]
+    """Makes a registered definition the one that new runs take: rolls back to a previous one. Errors: INVALID_REQUEST,
+    UNKNOWN_WORKFLOW, UNKNOWN_DEFINITION, DEFINITION_REMOVED, INVALID_MANIFEST (a cycle of children).
+    """
+    RemoveDefinition: _grpc.UnaryUnaryMultiCallable[_definition_service_pb2.RemoveDefinitionRequest, _definition_service_pb2.RemoveDefinitionResponse]
+    """Removes a definition: no run starts with it any more, and those under way are ended (their steps are fenced off at once,
+    completed ones are undone, they end as FAILED with DEFINITION_REMOVED). Repeat it until none remains. Errors:
+    INVALID_REQUEST, UNKNOWN_WORKFLOW, UNKNOWN_DEFINITION.
+    """
 
 @_typing.type_check_only
 class DefinitionServiceAsyncStub(DefinitionServiceStub):
@@ -59,6 +68,15 @@ class DefinitionServiceAsyncStub(DefinitionServiceStub):
     """Reads one definition. Errors: INVALID_REQUEST, UNKNOWN_WORKFLOW, UNKNOWN_DEFINITION."""
     ListDefinitions: _aio.UnaryUnaryMultiCallable[_definition_service_pb2.ListDefinitionsRequest, _definition_service_pb2.ListDefinitionsResponse]  # type: ignore[assignment]
     """Lists definitions by workflow id, the newest of each first. Errors: INVALID_REQUEST, INVALID_PAGE_TOKEN."""
+    ActivateDefinition: _aio.UnaryUnaryMultiCallable[_definition_service_pb2.ActivateDefinitionRequest, _definition_service_pb2.ActivateDefinitionResponse]  # type: ignore[assignment]
+    """Makes a registered definition the one that new runs take: rolls back to a previous one. Errors: INVALID_REQUEST,
+    UNKNOWN_WORKFLOW, UNKNOWN_DEFINITION, DEFINITION_REMOVED, INVALID_MANIFEST (a cycle of children).
+    """
+    RemoveDefinition: _aio.UnaryUnaryMultiCallable[_definition_service_pb2.RemoveDefinitionRequest, _definition_service_pb2.RemoveDefinitionResponse]  # type: ignore[assignment]
+    """Removes a definition: no run starts with it any more, and those under way are ended (their steps are fenced off at once,
+    completed ones are undone, they end as FAILED with DEFINITION_REMOVED). Repeat it until none remains. Errors:
+    INVALID_REQUEST, UNKNOWN_WORKFLOW, UNKNOWN_DEFINITION.
+    """
 
 class DefinitionServiceServicer(metaclass=_abc_1.ABCMeta):
     """Registers workflow definitions. Used by deployers, by workers at their start and by hand."""
@@ -96,5 +114,26 @@ class DefinitionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_definition_service_pb2.ListDefinitionsResponse, _abc.Awaitable[_definition_service_pb2.ListDefinitionsResponse]]:
         """Lists definitions by workflow id, the newest of each first. Errors: INVALID_REQUEST, INVALID_PAGE_TOKEN."""
+
+    @_abc_1.abstractmethod
+    def ActivateDefinition(
+        self,
+        request: _definition_service_pb2.ActivateDefinitionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_definition_service_pb2.ActivateDefinitionResponse, _abc.Awaitable[_definition_service_pb2.ActivateDefinitionResponse]]:
+        """Makes a registered definition the one that new runs take: rolls back to a previous one. Errors: INVALID_REQUEST,
+        UNKNOWN_WORKFLOW, UNKNOWN_DEFINITION, DEFINITION_REMOVED, INVALID_MANIFEST (a cycle of children).
+        """
+
+    @_abc_1.abstractmethod
+    def RemoveDefinition(
+        self,
+        request: _definition_service_pb2.RemoveDefinitionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_definition_service_pb2.RemoveDefinitionResponse, _abc.Awaitable[_definition_service_pb2.RemoveDefinitionResponse]]:
+        """Removes a definition: no run starts with it any more, and those under way are ended (their steps are fenced off at once,
+        completed ones are undone, they end as FAILED with DEFINITION_REMOVED). Repeat it until none remains. Errors:
+        INVALID_REQUEST, UNKNOWN_WORKFLOW, UNKNOWN_DEFINITION.
+        """
 
 def add_DefinitionServiceServicer_to_server(servicer: DefinitionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -102,6 +102,46 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """[ALREADY_EXISTS] The dedupe key is held by a run with another input that has not ended; metadata as for
     REQUEST_KEY_CONFLICT. Wait for that run, or start with DUPLICATE_POLICY_BIND.
     """
+    ERROR_REASON_ILLEGAL_TRANSITION: _ErrorReason.ValueType  # 33
+    """[FAILED_PRECONDITION] The state of the run forbids it; metadata has `state` and `event`. Look at the run."""
+    ERROR_REASON_ALREADY_UNDONE: _ErrorReason.ValueType  # 34
+    """[FAILED_PRECONDITION] RetryRun: completed steps of the run were undone, so it can't go on. Start a new run."""
+    ERROR_REASON_KEY_TAKEN: _ErrorReason.ValueType  # 35
+    """[FAILED_PRECONDITION] RetryRun: another run holds the run's dedupe key now; metadata has existing_run_id. Wait for that
+    run.
+    """
+    ERROR_REASON_PARENT_DECIDED: _ErrorReason.ValueType  # 36
+    """[FAILED_PRECONDITION] RetryRun: the run is a child, and its parent has already gone on with its failure. Retry the parent."""
+    ERROR_REASON_DEFINITION_REMOVED: _ErrorReason.ValueType  # 37
+    """[FAILED_PRECONDITION] The definition was removed. Activate or register another one."""
+    ERROR_REASON_TOO_MANY_SIGNALS: _ErrorReason.ValueType  # 38
+    """[RESOURCE_EXHAUSTED] The run holds as many signals that nobody has taken as it may. Send it again later."""
+    ERROR_REASON_QUEUE_TIMEOUT: _ErrorReason.ValueType  # 39
+    """In a run's failure: a step waited longer for a worker than its queue_timeout."""
+    ERROR_REASON_TOTAL_TIMEOUT: _ErrorReason.ValueType  # 40
+    """In a run's failure: a step took longer, over all attempts, than its total_timeout."""
+    ERROR_REASON_RUN_TIMEOUT: _ErrorReason.ValueType  # 41
+    """In a run's failure: the run took longer than its run_timeout."""
+    ERROR_REASON_SIGNAL_TIMEOUT: _ErrorReason.ValueType  # 42
+    """In a run's failure: no signal came within the timeout of a wait."""
+    ERROR_REASON_INVALID_NODE_INPUT: _ErrorReason.ValueType  # 43
+    """In a run's failure: the input of a node could not be built, or a map's `over` is no array, or has too many items."""
+    ERROR_REASON_RUN_CANCELLED: _ErrorReason.ValueType  # 44
+    """In a run's failure: the run was cancelled, by CancelRun or with its parent. Also the reason in Revoke and Cancel."""
+    ERROR_REASON_RUN_TERMINATED: _ErrorReason.ValueType  # 45
+    """In Revoke: the run was terminated."""
+    ERROR_REASON_UNDO_FAILED: _ErrorReason.ValueType  # 46
+    """In a run's failure while it is BLOCKED: a step could not be undone. Repair, then RetryRun, with skip_undo if need be."""
+    ERROR_REASON_CHILD_FAILED: _ErrorReason.ValueType  # 47
+    """In a run's failure: a child run did not complete."""
+    ERROR_REASON_SCHEDULE_NOT_FOUND: _ErrorReason.ValueType  # 48
+    """[NOT_FOUND] No schedule with that id in the namespace."""
+    ERROR_REASON_SCHEDULE_EXISTS: _ErrorReason.ValueType  # 49
+    """[ALREADY_EXISTS] A schedule with that id exists with another content. Use UpdateSchedule, or another id."""
+    ERROR_REASON_STALE_ETAG: _ErrorReason.ValueType  # 50
+    """[ABORTED] The schedule was changed since it was read. Read it again."""
+    ERROR_REASON_RUN_ENDED: _ErrorReason.ValueType  # 51
+    """In Revoke: the run has failed, or its definition was removed."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call, a frame or an item of a frame was refused. In a google.rpc.Status it is the `reason` of an ErrorInfo with
@@ -189,4 +229,44 @@ ERROR_REASON_DEDUPE_KEY_CONFLICT: ErrorReason.ValueType  # 32
 """[ALREADY_EXISTS] The dedupe key is held by a run with another input that has not ended; metadata as for
 REQUEST_KEY_CONFLICT. Wait for that run, or start with DUPLICATE_POLICY_BIND.
 """
+ERROR_REASON_ILLEGAL_TRANSITION: ErrorReason.ValueType  # 33
+"""[FAILED_PRECONDITION] The state of the run forbids it; metadata has `state` and `event`. Look at the run."""
+ERROR_REASON_ALREADY_UNDONE: ErrorReason.ValueType  # 34
+"""[FAILED_PRECONDITION] RetryRun: completed steps of the run were undone, so it can't go on. Start a new run."""
+ERROR_REASON_KEY_TAKEN: ErrorReason.ValueType  # 35
+"""[FAILED_PRECONDITION] RetryRun: another run holds the run's dedupe key now; metadata has existing_run_id. Wait for that
+run.
+"""
+ERROR_REASON_PARENT_DECIDED: ErrorReason.ValueType  # 36
+"""[FAILED_PRECONDITION] RetryRun: the run is a child, and its parent has already gone on with its failure. Retry the parent."""
+ERROR_REASON_DEFINITION_REMOVED: ErrorReason.ValueType  # 37
+"""[FAILED_PRECONDITION] The definition was removed. Activate or register another one."""
+ERROR_REASON_TOO_MANY_SIGNALS: ErrorReason.ValueType  # 38
+"""[RESOURCE_EXHAUSTED] The run holds as many signals that nobody has taken as it may. Send it again later."""
+ERROR_REASON_QUEUE_TIMEOUT: ErrorReason.ValueType  # 39
+"""In a run's failure: a step waited longer for a worker than its queue_timeout."""
+ERROR_REASON_TOTAL_TIMEOUT: ErrorReason.ValueType  # 40
+"""In a run's failure: a step took longer, over all attempts, than its total_timeout."""
+ERROR_REASON_RUN_TIMEOUT: ErrorReason.ValueType  # 41
+"""In a run's failure: the run took longer than its run_timeout."""
+ERROR_REASON_SIGNAL_TIMEOUT: ErrorReason.ValueType  # 42
+"""In a run's failure: no signal came within the timeout of a wait."""
+ERROR_REASON_INVALID_NODE_INPUT: ErrorReason.ValueType  # 43
+"""In a run's failure: the input of a node could not be built, or a map's `over` is no array, or has too many items."""
+ERROR_REASON_RUN_CANCELLED: ErrorReason.ValueType  # 44
+"""In a run's failure: the run was cancelled, by CancelRun or with its parent. Also the reason in Revoke and Cancel."""
+ERROR_REASON_RUN_TERMINATED: ErrorReason.ValueType  # 45
+"""In Revoke: the run was terminated."""
+ERROR_REASON_UNDO_FAILED: ErrorReason.ValueType  # 46
+"""In a run's failure while it is BLOCKED: a step could not be undone. Repair, then RetryRun, with skip_undo if need be."""
+ERROR_REASON_CHILD_FAILED: ErrorReason.ValueType  # 47
+"""In a run's failure: a child run did not complete."""
+ERROR_REASON_SCHEDULE_NOT_FOUND: ErrorReason.ValueType  # 48
+"""[NOT_FOUND] No schedule with that id in the namespace."""
+ERROR_REASON_SCHEDULE_EXISTS: ErrorReason.ValueType  # 49
+"""[ALREADY_EXISTS] A schedule with that id exists with another content. Use UpdateSchedule, or another id."""
+ERROR_REASON_STALE_ETAG: ErrorReason.ValueType  # 50
+"""[ABORTED] The schedule was changed since it was read. Read it again."""
+ERROR_REASON_RUN_ENDED: ErrorReason.ValueType  # 51
+"""In Revoke: the run has failed, or its definition was removed."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

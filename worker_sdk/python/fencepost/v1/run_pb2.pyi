@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as _abc
 from fencepost.v1 import payload_pb2 as _payload_pb2
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -32,33 +33,63 @@ class _RunStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunState.Val
     RUN_STATE_PENDING: _RunState.ValueType  # 1
     """Started; no worker has reported on a step of it yet."""
     RUN_STATE_RUNNING: _RunState.ValueType  # 2
-    """At work: a worker has reported on a step of it."""
+    """At work: a step of it is open."""
     RUN_STATE_COMPLETED: _RunState.ValueType  # 3
     """Final: every node completed; Run.output is set."""
     RUN_STATE_FAILED: _RunState.ValueType  # 4
-    """Final: a step failed for good; Run.failure is set."""
+    """Final: a step failed for good, a timeout of the run passed or its definition was removed; Run.failure is set."""
     RUN_STATE_BLOCKED: _RunState.ValueType  # 5
-    """Not final, but nothing goes on by itself: a step's task came back from workers unbegun too often (NOT_DELIVERED).
-    Run.failure says why.
+    """Not final, but it needs a person: a step came back from workers unbegun too often (NOT_DELIVERED), or a step could not
+    be undone (UNDO_FAILED). Run.failure says why; RetryRun goes on.
     """
+    RUN_STATE_WAITING: _RunState.ValueType  # 6
+    """It waits for timers, signals or children only."""
+    RUN_STATE_PAUSED: _RunState.ValueType  # 7
+    """Stopped by PauseRun: no step is leased until ResumeRun. What happens meanwhile is recorded and acts then."""
+    RUN_STATE_ENDING: _RunState.ValueType  # 8
+    """It is about to end (Run.ending says as what): steps under way finish or lose their leases; nothing new is begun."""
+    RUN_STATE_UNDOING: _RunState.ValueType  # 9
+    """Its completed steps are undone, one at a time, in the reverse order of their completion."""
+    RUN_STATE_CANCELLED: _RunState.ValueType  # 10
+    """Final: CancelRun, after what could be undone was undone."""
+    RUN_STATE_TERMINATED: _RunState.ValueType  # 11
+    """Final: TerminateRun, at once; nothing was undone."""
+    RUN_STATE_CONTINUED: _RunState.ValueType  # 12
+    """Final: another run of the same chain goes on with its work."""
 
 class RunState(_RunState, metaclass=_RunStateEnumTypeWrapper):
-    """Where a run is in its life. COMPLETED and FAILED are final: nothing changes a run after them."""
+    """Where a run is in its life. COMPLETED, FAILED, CANCELLED, TERMINATED and CONTINUED are final; the one way out of them is
+    RetryRun, from FAILED.
+    """
 
 RUN_STATE_UNSPECIFIED: RunState.ValueType  # 0
 """Never sent."""
 RUN_STATE_PENDING: RunState.ValueType  # 1
 """Started; no worker has reported on a step of it yet."""
 RUN_STATE_RUNNING: RunState.ValueType  # 2
-"""At work: a worker has reported on a step of it."""
+"""At work: a step of it is open."""
 RUN_STATE_COMPLETED: RunState.ValueType  # 3
 """Final: every node completed; Run.output is set."""
 RUN_STATE_FAILED: RunState.ValueType  # 4
-"""Final: a step failed for good; Run.failure is set."""
+"""Final: a step failed for good, a timeout of the run passed or its definition was removed; Run.failure is set."""
 RUN_STATE_BLOCKED: RunState.ValueType  # 5
-"""Not final, but nothing goes on by itself: a step's task came back from workers unbegun too often (NOT_DELIVERED).
-Run.failure says why.
+"""Not final, but it needs a person: a step came back from workers unbegun too often (NOT_DELIVERED), or a step could not
+be undone (UNDO_FAILED). Run.failure says why; RetryRun goes on.
 """
+RUN_STATE_WAITING: RunState.ValueType  # 6
+"""It waits for timers, signals or children only."""
+RUN_STATE_PAUSED: RunState.ValueType  # 7
+"""Stopped by PauseRun: no step is leased until ResumeRun. What happens meanwhile is recorded and acts then."""
+RUN_STATE_ENDING: RunState.ValueType  # 8
+"""It is about to end (Run.ending says as what): steps under way finish or lose their leases; nothing new is begun."""
+RUN_STATE_UNDOING: RunState.ValueType  # 9
+"""Its completed steps are undone, one at a time, in the reverse order of their completion."""
+RUN_STATE_CANCELLED: RunState.ValueType  # 10
+"""Final: CancelRun, after what could be undone was undone."""
+RUN_STATE_TERMINATED: RunState.ValueType  # 11
+"""Final: TerminateRun, at once; nothing was undone."""
+RUN_STATE_CONTINUED: RunState.ValueType  # 12
+"""Final: another run of the same chain goes on with its work."""
 Global___RunState: _TypeAlias = RunState  # noqa: Y015
 
 class _FailureKind:
@@ -108,7 +139,7 @@ class _StepStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StepState.V
     STEP_STATE_RETRYING: _StepState.ValueType  # 3
     """An attempt failed; the next one may be taken from ready_time on."""
     STEP_STATE_PARKED: _StepState.ValueType  # 4
-    """Nobody may take it: the run is BLOCKED."""
+    """Nobody may take it: the run is BLOCKED or PAUSED."""
 
 class StepState(_StepState, metaclass=_StepStateEnumTypeWrapper):
     """Where an open step is."""
@@ -122,8 +153,48 @@ STEP_STATE_LEASED: StepState.ValueType  # 2
 STEP_STATE_RETRYING: StepState.ValueType  # 3
 """An attempt failed; the next one may be taken from ready_time on."""
 STEP_STATE_PARKED: StepState.ValueType  # 4
-"""Nobody may take it: the run is BLOCKED."""
+"""Nobody may take it: the run is BLOCKED or PAUSED."""
 Global___StepState: _TypeAlias = StepState  # noqa: Y015
+
+class _TimerKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TimerKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TimerKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TIMER_KIND_UNSPECIFIED: _TimerKind.ValueType  # 0
+    """Never sent."""
+    TIMER_KIND_SLEEP: _TimerKind.ValueType  # 1
+    """A sleep node."""
+    TIMER_KIND_SIGNAL_TIMEOUT: _TimerKind.ValueType  # 2
+    """The timeout of a wait for a signal."""
+    TIMER_KIND_QUEUE_TIMEOUT: _TimerKind.ValueType  # 3
+    """A step that no worker has taken in its queue_timeout."""
+    TIMER_KIND_TOTAL_TIMEOUT: _TimerKind.ValueType  # 4
+    """A step that has not ended in its total_timeout."""
+    TIMER_KIND_RUN_TIMEOUT: _TimerKind.ValueType  # 5
+    """A run that has not ended in its run_timeout."""
+    TIMER_KIND_START_DELAY: _TimerKind.ValueType  # 6
+    """The delay of a start."""
+
+class TimerKind(_TimerKind, metaclass=_TimerKindEnumTypeWrapper):
+    """What a timer is for."""
+
+TIMER_KIND_UNSPECIFIED: TimerKind.ValueType  # 0
+"""Never sent."""
+TIMER_KIND_SLEEP: TimerKind.ValueType  # 1
+"""A sleep node."""
+TIMER_KIND_SIGNAL_TIMEOUT: TimerKind.ValueType  # 2
+"""The timeout of a wait for a signal."""
+TIMER_KIND_QUEUE_TIMEOUT: TimerKind.ValueType  # 3
+"""A step that no worker has taken in its queue_timeout."""
+TIMER_KIND_TOTAL_TIMEOUT: TimerKind.ValueType  # 4
+"""A step that has not ended in its total_timeout."""
+TIMER_KIND_RUN_TIMEOUT: TimerKind.ValueType  # 5
+"""A run that has not ended in its run_timeout."""
+TIMER_KIND_START_DELAY: TimerKind.ValueType  # 6
+"""The delay of a start."""
+Global___TimerKind: _TypeAlias = TimerKind  # noqa: Y015
 
 @_typing.final
 class Failure(_message.Message):
@@ -177,6 +248,26 @@ class Run(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class AttributesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     RUN_ID_FIELD_NUMBER: _builtins.int
     NAMESPACE_FIELD_NUMBER: _builtins.int
     WORKFLOW_ID_FIELD_NUMBER: _builtins.int
@@ -193,6 +284,10 @@ class Run(_message.Message):
     LAST_SEQ_FIELD_NUMBER: _builtins.int
     OPEN_STEPS_FIELD_NUMBER: _builtins.int
     DEDUPE_KEY_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    ENDING_FIELD_NUMBER: _builtins.int
+    PARENT_RUN_ID_FIELD_NUMBER: _builtins.int
+    OPEN_WAITS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Its id, a UUID in lower case."""
     namespace: _builtins.str
@@ -213,6 +308,10 @@ class Run(_message.Message):
     """The number of its last event."""
     dedupe_key: _builtins.str
     """The dedupe key that it was started with; may be empty. It holds the key until it has ended."""
+    ending: Global___RunState.ValueType
+    """What it will end as, when ENDING, UNDOING, or BLOCKED by an undo: FAILED or CANCELLED. Unset otherwise."""
+    parent_run_id: _builtins.str
+    """The run that started it as a child; empty if none did."""
     @_builtins.property
     def input(self) -> _payload_pb2.Payload:
         """What it was started with. Left out by ListRuns."""
@@ -237,6 +336,14 @@ class Run(_message.Message):
     def open_steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenStep]:
         """The steps that are open now: waiting for a worker, leased, or waiting for their next attempt. Left out by ListRuns."""
 
+    @_builtins.property
+    def attributes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What it was labelled with at the start, for ListRuns. At most 32."""
+
+    @_builtins.property
+    def open_waits(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenWait]:
+        """What else it waits for: timers, signals, children. At most 1,000 are told. Left out by ListRuns."""
+
     def __init__(
         self,
         *,
@@ -256,14 +363,60 @@ class Run(_message.Message):
         last_seq: _builtins.int = ...,
         open_steps: _abc.Iterable[Global___OpenStep] | None = ...,
         dedupe_key: _builtins.str = ...,
+        attributes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        ending: Global___RunState.ValueType = ...,
+        parent_run_id: _builtins.str = ...,
+        open_waits: _abc.Iterable[Global___OpenWait] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "input", b"input", "output", b"output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "dedupe_key", b"dedupe_key", "definition_hash", b"definition_hash", "end_time", b"end_time", "failure", b"failure", "input", b"input", "last_seq", b"last_seq", "namespace", b"namespace", "open_steps", b"open_steps", "output", b"output", "priority", b"priority", "request_key", b"request_key", "run_id", b"run_id", "state", b"state", "user_id", b"user_id", "workflow_id", b"workflow_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "create_time", b"create_time", "dedupe_key", b"dedupe_key", "definition_hash", b"definition_hash", "end_time", b"end_time", "ending", b"ending", "failure", b"failure", "input", b"input", "last_seq", b"last_seq", "namespace", b"namespace", "open_steps", b"open_steps", "open_waits", b"open_waits", "output", b"output", "parent_run_id", b"parent_run_id", "priority", b"priority", "request_key", b"request_key", "run_id", b"run_id", "state", b"state", "user_id", b"user_id", "workflow_id", b"workflow_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Run: _TypeAlias = Run  # noqa: Y015
+
+@_typing.final
+class OpenWait(_message.Message):
+    """Something other than a step that a run waits for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQ_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    FIRE_TIME_FIELD_NUMBER: _builtins.int
+    SIGNAL_NAME_FIELD_NUMBER: _builtins.int
+    CHILD_RUN_ID_FIELD_NUMBER: _builtins.int
+    seq: _builtins.int
+    """The number of the event that began the wait."""
+    node_id: _builtins.str
+    """The node in the definition; empty for timers of the run as a whole."""
+    signal_name: _builtins.str
+    """A signal of this name."""
+    child_run_id: _builtins.str
+    """The end of a child run."""
+    @_builtins.property
+    def fire_time(self) -> _timestamp_pb2.Timestamp:
+        """A time."""
+
+    def __init__(
+        self,
+        *,
+        seq: _builtins.int = ...,
+        node_id: _builtins.str = ...,
+        fire_time: _timestamp_pb2.Timestamp | None = ...,
+        signal_name: _builtins.str = ...,
+        child_run_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["child_run_id", b"child_run_id", "fire_time", b"fire_time", "kind", b"kind", "signal_name", b"signal_name"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["child_run_id", b"child_run_id", "fire_time", b"fire_time", "kind", b"kind", "node_id", b"node_id", "seq", b"seq", "signal_name", b"signal_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["fire_time", "signal_name", "child_run_id"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___OpenWait: _TypeAlias = OpenWait  # noqa: Y015
 
 @_typing.final
 class OpenStep(_message.Message):
@@ -283,6 +436,11 @@ class OpenStep(_message.Message):
     LEASE_EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     WORKER_NAME_FIELD_NUMBER: _builtins.int
     LAST_FAILURE_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
+    SCOPE_ID_FIELD_NUMBER: _builtins.int
+    ITEM_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_NUMBER_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     task_id: _builtins.int
     """Its task: the number of the event that scheduled it."""
     node_id: _builtins.str
@@ -301,6 +459,16 @@ class OpenStep(_message.Message):
     """How many attempts ended in a CORRECTIVE failure."""
     worker_name: _builtins.str
     """The worker that has it, if LEASED."""
+    undo: _builtins.bool
+    """True if it undoes a completed step."""
+    scope_id: _builtins.int
+    """The parallel or map node that it is in: the number of its ScopeOpened event, and which branch or item, from 0.
+    0 for nodes outside of any.
+    """
+    item: _builtins.int
+    """See scope_id."""
+    checkpoint_number: _builtins.int
+    """The number of the newest checkpoint; 0 if there is none."""
     @_builtins.property
     def ready_time(self) -> _timestamp_pb2.Timestamp:
         """When it may be taken, or could be at first; unset if PARKED."""
@@ -312,6 +480,10 @@ class OpenStep(_message.Message):
     @_builtins.property
     def last_failure(self) -> Global___Failure:
         """The last failure, if any."""
+
+    @_builtins.property
+    def progress(self) -> _payload_pb2.Payload:
+        """What the worker last said of its progress, with a heartbeat or a checkpoint. Kept for people, best effort."""
 
     def __init__(
         self,
@@ -328,10 +500,15 @@ class OpenStep(_message.Message):
         lease_expire_time: _timestamp_pb2.Timestamp | None = ...,
         worker_name: _builtins.str = ...,
         last_failure: Global___Failure | None = ...,
+        undo: _builtins.bool = ...,
+        scope_id: _builtins.int = ...,
+        item: _builtins.int = ...,
+        checkpoint_number: _builtins.int = ...,
+        progress: _payload_pb2.Payload | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["last_failure", b"last_failure", "lease_expire_time", b"lease_expire_time", "ready_time", b"ready_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_failure", b"last_failure", "lease_expire_time", b"lease_expire_time", "progress", b"progress", "ready_time", b"ready_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "corrective_failures", b"corrective_failures", "handler", b"handler", "last_failure", b"last_failure", "lease_expire_time", b"lease_expire_time", "node_id", b"node_id", "operational_failures", b"operational_failures", "queue", b"queue", "ready_time", b"ready_time", "state", b"state", "task_id", b"task_id", "worker_name", b"worker_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_number", b"checkpoint_number", "corrective_failures", b"corrective_failures", "handler", b"handler", "item", b"item", "last_failure", b"last_failure", "lease_expire_time", b"lease_expire_time", "node_id", b"node_id", "operational_failures", b"operational_failures", "progress", b"progress", "queue", b"queue", "ready_time", b"ready_time", "scope_id", b"scope_id", "state", b"state", "task_id", b"task_id", "undo", b"undo", "worker_name", b"worker_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -353,6 +530,31 @@ class Event(_message.Message):
     RUN_COMPLETED_FIELD_NUMBER: _builtins.int
     RUN_FAILED_FIELD_NUMBER: _builtins.int
     RUN_BLOCKED_FIELD_NUMBER: _builtins.int
+    TIMER_STARTED_FIELD_NUMBER: _builtins.int
+    TIMER_FIRED_FIELD_NUMBER: _builtins.int
+    SIGNAL_AWAITED_FIELD_NUMBER: _builtins.int
+    SIGNAL_RECEIVED_FIELD_NUMBER: _builtins.int
+    SIGNAL_TAKEN_FIELD_NUMBER: _builtins.int
+    SCOPE_OPENED_FIELD_NUMBER: _builtins.int
+    ITEM_OPENED_FIELD_NUMBER: _builtins.int
+    SCOPE_CLOSED_FIELD_NUMBER: _builtins.int
+    CHOICE_MADE_FIELD_NUMBER: _builtins.int
+    INPUT_BUILT_FIELD_NUMBER: _builtins.int
+    CHILD_SCHEDULED_FIELD_NUMBER: _builtins.int
+    CHILD_ENDED_FIELD_NUMBER: _builtins.int
+    NODE_FAILED_FIELD_NUMBER: _builtins.int
+    RUN_ENDING_FIELD_NUMBER: _builtins.int
+    STEP_CANCELLED_FIELD_NUMBER: _builtins.int
+    UNDO_SCHEDULED_FIELD_NUMBER: _builtins.int
+    UNDO_RETRYING_FIELD_NUMBER: _builtins.int
+    UNDO_COMPLETED_FIELD_NUMBER: _builtins.int
+    UNDO_FAILED_FIELD_NUMBER: _builtins.int
+    UNDO_SKIPPED_FIELD_NUMBER: _builtins.int
+    RUN_CANCELLED_FIELD_NUMBER: _builtins.int
+    RUN_TERMINATED_FIELD_NUMBER: _builtins.int
+    RUN_PAUSED_FIELD_NUMBER: _builtins.int
+    RUN_RESUMED_FIELD_NUMBER: _builtins.int
+    RUN_RETRIED_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """Its number in the run."""
     @_builtins.property
@@ -391,6 +593,106 @@ class Event(_message.Message):
     def run_blocked(self) -> Global___RunBlocked:
         """The run can't go on by itself."""
 
+    @_builtins.property
+    def timer_started(self) -> Global___TimerStarted:
+        """A node waits for a time."""
+
+    @_builtins.property
+    def timer_fired(self) -> Global___TimerFired:
+        """The time of a wait, or a timeout, has come."""
+
+    @_builtins.property
+    def signal_awaited(self) -> Global___SignalAwaited:
+        """A node waits for a signal."""
+
+    @_builtins.property
+    def signal_received(self) -> Global___SignalReceived:
+        """A signal came."""
+
+    @_builtins.property
+    def signal_taken(self) -> Global___SignalTaken:
+        """A wait took a signal."""
+
+    @_builtins.property
+    def scope_opened(self) -> Global___ScopeOpened:
+        """The branches of a parallel node, or the items of a map node, begin."""
+
+    @_builtins.property
+    def item_opened(self) -> Global___ItemOpened:
+        """The input of one item of a map."""
+
+    @_builtins.property
+    def scope_closed(self) -> Global___ScopeClosed:
+        """All branches or items have ended: their joined output."""
+
+    @_builtins.property
+    def choice_made(self) -> Global___ChoiceMade:
+        """A choose node took a case."""
+
+    @_builtins.property
+    def input_built(self) -> Global___InputBuilt:
+        """The input of a node, built by its mapping."""
+
+    @_builtins.property
+    def child_scheduled(self) -> Global___ChildScheduled:
+        """A child run is to be started."""
+
+    @_builtins.property
+    def child_ended(self) -> Global___ChildEnded:
+        """A child run has ended."""
+
+    @_builtins.property
+    def node_failed(self) -> Global___NodeFailed:
+        """A node that is no step failed: a wait timed out, a mapping found nothing, a child failed."""
+
+    @_builtins.property
+    def run_ending(self) -> Global___RunEnding:
+        """The run is about to end."""
+
+    @_builtins.property
+    def step_cancelled(self) -> Global___StepCancelled:
+        """A step was stopped because its run ends."""
+
+    @_builtins.property
+    def undo_scheduled(self) -> Global___UndoScheduled:
+        """A step is to be undone."""
+
+    @_builtins.property
+    def undo_retrying(self) -> Global___UndoRetrying:
+        """An attempt to undo failed and another follows."""
+
+    @_builtins.property
+    def undo_completed(self) -> Global___UndoCompleted:
+        """A step was undone."""
+
+    @_builtins.property
+    def undo_failed(self) -> Global___UndoFailed:
+        """A step could not be undone: the run is BLOCKED."""
+
+    @_builtins.property
+    def undo_skipped(self) -> Global___UndoSkipped:
+        """An operator decided that a step is not undone."""
+
+    @_builtins.property
+    def run_cancelled(self) -> Global___RunCancelled:
+        """The run ended as CANCELLED."""
+
+    @_builtins.property
+    def run_terminated(self) -> Global___RunTerminated:
+        """The run ended as TERMINATED."""
+
+    @_builtins.property
+    def run_paused(self) -> Global___RunPaused:
+        """The run was paused."""
+
+    @_builtins.property
+    def run_resumed(self) -> Global___RunResumed:
+        """The run goes on after a pause."""
+
+    @_builtins.property
+    def run_retried(self) -> Global___RunRetried:
+        """The run goes on after a failure, by RetryRun."""
+
     def __init__(
         self,
         *,
@@ -404,12 +706,37 @@ class Event(_message.Message):
         run_completed: Global___RunCompleted | None = ...,
         run_failed: Global___RunFailed | None = ...,
         run_blocked: Global___RunBlocked | None = ...,
+        timer_started: Global___TimerStarted | None = ...,
+        timer_fired: Global___TimerFired | None = ...,
+        signal_awaited: Global___SignalAwaited | None = ...,
+        signal_received: Global___SignalReceived | None = ...,
+        signal_taken: Global___SignalTaken | None = ...,
+        scope_opened: Global___ScopeOpened | None = ...,
+        item_opened: Global___ItemOpened | None = ...,
+        scope_closed: Global___ScopeClosed | None = ...,
+        choice_made: Global___ChoiceMade | None = ...,
+        input_built: Global___InputBuilt | None = ...,
+        child_scheduled: Global___ChildScheduled | None = ...,
+        child_ended: Global___ChildEnded | None = ...,
+        node_failed: Global___NodeFailed | None = ...,
+        run_ending: Global___RunEnding | None = ...,
+        step_cancelled: Global___StepCancelled | None = ...,
+        undo_scheduled: Global___UndoScheduled | None = ...,
+        undo_retrying: Global___UndoRetrying | None = ...,
+        undo_completed: Global___UndoCompleted | None = ...,
+        undo_failed: Global___UndoFailed | None = ...,
+        undo_skipped: Global___UndoSkipped | None = ...,
+        run_cancelled: Global___RunCancelled | None = ...,
+        run_terminated: Global___RunTerminated | None = ...,
+        run_paused: Global___RunPaused | None = ...,
+        run_resumed: Global___RunResumed | None = ...,
+        run_retried: Global___RunRetried | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event_time", b"event_time", "kind", b"kind", "run_blocked", b"run_blocked", "run_completed", b"run_completed", "run_failed", b"run_failed", "run_started", b"run_started", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_retrying", b"step_retrying", "step_scheduled", b"step_scheduled"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["child_ended", b"child_ended", "child_scheduled", b"child_scheduled", "choice_made", b"choice_made", "event_time", b"event_time", "input_built", b"input_built", "item_opened", b"item_opened", "kind", b"kind", "node_failed", b"node_failed", "run_blocked", b"run_blocked", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_ending", b"run_ending", "run_failed", b"run_failed", "run_paused", b"run_paused", "run_resumed", b"run_resumed", "run_retried", b"run_retried", "run_started", b"run_started", "run_terminated", b"run_terminated", "scope_closed", b"scope_closed", "scope_opened", b"scope_opened", "signal_awaited", b"signal_awaited", "signal_received", b"signal_received", "signal_taken", b"signal_taken", "step_cancelled", b"step_cancelled", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_retrying", b"step_retrying", "step_scheduled", b"step_scheduled", "timer_fired", b"timer_fired", "timer_started", b"timer_started", "undo_completed", b"undo_completed", "undo_failed", b"undo_failed", "undo_retrying", b"undo_retrying", "undo_scheduled", b"undo_scheduled", "undo_skipped", b"undo_skipped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_time", b"event_time", "kind", b"kind", "run_blocked", b"run_blocked", "run_completed", b"run_completed", "run_failed", b"run_failed", "run_started", b"run_started", "seq", b"seq", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_retrying", b"step_retrying", "step_scheduled", b"step_scheduled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["child_ended", b"child_ended", "child_scheduled", b"child_scheduled", "choice_made", b"choice_made", "event_time", b"event_time", "input_built", b"input_built", "item_opened", b"item_opened", "kind", b"kind", "node_failed", b"node_failed", "run_blocked", b"run_blocked", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_ending", b"run_ending", "run_failed", b"run_failed", "run_paused", b"run_paused", "run_resumed", b"run_resumed", "run_retried", b"run_retried", "run_started", b"run_started", "run_terminated", b"run_terminated", "scope_closed", b"scope_closed", "scope_opened", b"scope_opened", "seq", b"seq", "signal_awaited", b"signal_awaited", "signal_received", b"signal_received", "signal_taken", b"signal_taken", "step_cancelled", b"step_cancelled", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_retrying", b"step_retrying", "step_scheduled", b"step_scheduled", "timer_fired", b"timer_fired", "timer_started", b"timer_started", "undo_completed", b"undo_completed", "undo_failed", b"undo_failed", "undo_retrying", b"undo_retrying", "undo_scheduled", b"undo_scheduled", "undo_skipped", b"undo_skipped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run_started", "step_scheduled", "step_retrying", "step_completed", "step_failed", "run_completed", "run_failed", "run_blocked"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run_started", "step_scheduled", "step_retrying", "step_completed", "step_failed", "run_completed", "run_failed", "run_blocked", "timer_started", "timer_fired", "signal_awaited", "signal_received", "signal_taken", "scope_opened", "item_opened", "scope_closed", "choice_made", "input_built", "child_scheduled", "child_ended", "node_failed", "run_ending", "step_cancelled", "undo_scheduled", "undo_retrying", "undo_completed", "undo_failed", "undo_skipped", "run_cancelled", "run_terminated", "run_paused", "run_resumed", "run_retried"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -457,6 +784,8 @@ class StepScheduled(_message.Message):
     HANDLER_FIELD_NUMBER: _builtins.int
     QUEUE_FIELD_NUMBER: _builtins.int
     INPUT_SEQ_FIELD_NUMBER: _builtins.int
+    SCOPE_ID_FIELD_NUMBER: _builtins.int
+    ITEM_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The node in the definition."""
     handler: _builtins.str
@@ -465,6 +794,10 @@ class StepScheduled(_message.Message):
     """Where it waits."""
     input_seq: _builtins.int
     """The event that holds the step's input."""
+    scope_id: _builtins.int
+    """The parallel or map node that it is in: the number of its ScopeOpened event; 0 for none."""
+    item: _builtins.int
+    """Which branch or item of it, from 0."""
     def __init__(
         self,
         *,
@@ -472,10 +805,12 @@ class StepScheduled(_message.Message):
         handler: _builtins.str = ...,
         queue: _builtins.str = ...,
         input_seq: _builtins.int = ...,
+        scope_id: _builtins.int = ...,
+        item: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handler", b"handler", "input_seq", b"input_seq", "node_id", b"node_id", "queue", b"queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handler", b"handler", "input_seq", b"input_seq", "item", b"item", "node_id", b"node_id", "queue", b"queue", "scope_id", b"scope_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -676,3 +1011,807 @@ class RunBlocked(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunBlocked: _TypeAlias = RunBlocked  # noqa: Y015
+
+@_typing.final
+class TimerStarted(_message.Message):
+    """A node waits for a time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    FIRE_TIME_FIELD_NUMBER: _builtins.int
+    SCOPE_ID_FIELD_NUMBER: _builtins.int
+    ITEM_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node; empty for a start delay."""
+    scope_id: _builtins.int
+    """See StepScheduled.scope_id."""
+    item: _builtins.int
+    """See StepScheduled.item."""
+    @_builtins.property
+    def fire_time(self) -> _timestamp_pb2.Timestamp:
+        """When it fires, by the database's clock, or later."""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        fire_time: _timestamp_pb2.Timestamp | None = ...,
+        scope_id: _builtins.int = ...,
+        item: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fire_time", b"fire_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fire_time", b"fire_time", "item", b"item", "node_id", b"node_id", "scope_id", b"scope_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimerStarted: _TypeAlias = TimerStarted  # noqa: Y015
+
+@_typing.final
+class TimerFired(_message.Message):
+    """The time of a wait, or a timeout, has come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMER_SEQ_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    timer_seq: _builtins.int
+    """The event that began it: TimerStarted, SignalAwaited, StepScheduled or RunStarted."""
+    node_id: _builtins.str
+    """The node; empty for timers of the run as a whole."""
+    kind: Global___TimerKind.ValueType
+    """What it is for."""
+    def __init__(
+        self,
+        *,
+        timer_seq: _builtins.int = ...,
+        node_id: _builtins.str = ...,
+        kind: Global___TimerKind.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "node_id", b"node_id", "timer_seq", b"timer_seq"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimerFired: _TypeAlias = TimerFired  # noqa: Y015
+
+@_typing.final
+class SignalAwaited(_message.Message):
+    """A node waits for a signal."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    SIGNAL_NAME_FIELD_NUMBER: _builtins.int
+    TIMEOUT_TIME_FIELD_NUMBER: _builtins.int
+    SCOPE_ID_FIELD_NUMBER: _builtins.int
+    ITEM_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node."""
+    signal_name: _builtins.str
+    """The name of the signal."""
+    scope_id: _builtins.int
+    """See StepScheduled.scope_id."""
+    item: _builtins.int
+    """See StepScheduled.item."""
+    @_builtins.property
+    def timeout_time(self) -> _timestamp_pb2.Timestamp:
+        """When the wait gives up; unset if it does not."""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        signal_name: _builtins.str = ...,
+        timeout_time: _timestamp_pb2.Timestamp | None = ...,
+        scope_id: _builtins.int = ...,
+        item: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout_time", b"timeout_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["item", b"item", "node_id", b"node_id", "scope_id", b"scope_id", "signal_name", b"signal_name", "timeout_time", b"timeout_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignalAwaited: _TypeAlias = SignalAwaited  # noqa: Y015
+
+@_typing.final
+class SignalReceived(_message.Message):
+    """A signal came, whether or not anyone waits for it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIGNAL_NAME_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    signal_name: _builtins.str
+    """Its name."""
+    request_id: _builtins.str
+    """The request_id of SignalRun; may be empty."""
+    @_builtins.property
+    def payload(self) -> _payload_pb2.Payload:
+        """What it carries."""
+
+    def __init__(
+        self,
+        *,
+        signal_name: _builtins.str = ...,
+        payload: _payload_pb2.Payload | None = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload", "request_id", b"request_id", "signal_name", b"signal_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignalReceived: _TypeAlias = SignalReceived  # noqa: Y015
+
+@_typing.final
+class SignalTaken(_message.Message):
+    """A wait took a signal. Each signal is taken once, in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    WAIT_SEQ_FIELD_NUMBER: _builtins.int
+    SIGNAL_SEQ_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node that waited; its output is the signal's payload."""
+    wait_seq: _builtins.int
+    """The SignalAwaited event."""
+    signal_seq: _builtins.int
+    """The SignalReceived event."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        wait_seq: _builtins.int = ...,
+        signal_seq: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "signal_seq", b"signal_seq", "wait_seq", b"wait_seq"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignalTaken: _TypeAlias = SignalTaken  # noqa: Y015
+
+@_typing.final
+class ScopeOpened(_message.Message):
+    """The branches of a parallel node, or the items of a map node, begin."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    INPUT_SEQ_FIELD_NUMBER: _builtins.int
+    SCOPE_ID_FIELD_NUMBER: _builtins.int
+    ITEM_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node."""
+    items: _builtins.int
+    """How many branches or items there are."""
+    input_seq: _builtins.int
+    """The event that holds the node's input."""
+    scope_id: _builtins.int
+    """The scope that the node itself is in; 0 for none."""
+    item: _builtins.int
+    """Which branch or item of it, from 0."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        items: _builtins.int = ...,
+        input_seq: _builtins.int = ...,
+        scope_id: _builtins.int = ...,
+        item: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_seq", b"input_seq", "item", b"item", "items", b"items", "node_id", b"node_id", "scope_id", b"scope_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScopeOpened: _TypeAlias = ScopeOpened  # noqa: Y015
+
+@_typing.final
+class ItemOpened(_message.Message):
+    """The input of one item of a map."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    SCOPE_ID_FIELD_NUMBER: _builtins.int
+    ITEM_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node."""
+    scope_id: _builtins.int
+    """The ScopeOpened event."""
+    item: _builtins.int
+    """Which item, from 0."""
+    @_builtins.property
+    def input(self) -> _payload_pb2.Payload:
+        """Its input."""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        scope_id: _builtins.int = ...,
+        item: _builtins.int = ...,
+        input: _payload_pb2.Payload | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "item", b"item", "node_id", b"node_id", "scope_id", b"scope_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ItemOpened: _TypeAlias = ItemOpened  # noqa: Y015
+
+@_typing.final
+class ScopeClosed(_message.Message):
+    """All branches or items have ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    SCOPE_ID_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node."""
+    scope_id: _builtins.int
+    """The ScopeOpened event."""
+    @_builtins.property
+    def output(self) -> _payload_pb2.Payload:
+        """The joined output: of a parallel node an object with a member a branch, of a map an array, or {"count": n} if that
+        would be above the payload limit.
+        """
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        scope_id: _builtins.int = ...,
+        output: _payload_pb2.Payload | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "output", b"output", "scope_id", b"scope_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScopeClosed: _TypeAlias = ScopeClosed  # noqa: Y015
+
+@_typing.final
+class ChoiceMade(_message.Message):
+    """A choose node took a case."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    CASE_INDEX_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node."""
+    case_index: _builtins.int
+    """Which case, from 0; -1 if none fits and there is no otherwise: the input passes through."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        case_index: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_index", b"case_index", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChoiceMade: _TypeAlias = ChoiceMade  # noqa: Y015
+
+@_typing.final
+class InputBuilt(_message.Message):
+    """The input of a node, built by its mapping."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node."""
+    @_builtins.property
+    def input(self) -> _payload_pb2.Payload:
+        """The input."""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        input: _payload_pb2.Payload | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InputBuilt: _TypeAlias = InputBuilt  # noqa: Y015
+
+@_typing.final
+class ChildScheduled(_message.Message):
+    """A child run is to be started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    CHILD_RUN_ID_FIELD_NUMBER: _builtins.int
+    WORKFLOW_ID_FIELD_NUMBER: _builtins.int
+    INPUT_SEQ_FIELD_NUMBER: _builtins.int
+    SCOPE_ID_FIELD_NUMBER: _builtins.int
+    ITEM_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node."""
+    child_run_id: _builtins.str
+    """The child's id, fixed by this event."""
+    workflow_id: _builtins.str
+    """The child's workflow."""
+    input_seq: _builtins.int
+    """The event that holds its input."""
+    scope_id: _builtins.int
+    """See StepScheduled.scope_id."""
+    item: _builtins.int
+    """See StepScheduled.item."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        child_run_id: _builtins.str = ...,
+        workflow_id: _builtins.str = ...,
+        input_seq: _builtins.int = ...,
+        scope_id: _builtins.int = ...,
+        item: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["child_run_id", b"child_run_id", "input_seq", b"input_seq", "item", b"item", "node_id", b"node_id", "scope_id", b"scope_id", "workflow_id", b"workflow_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChildScheduled: _TypeAlias = ChildScheduled  # noqa: Y015
+
+@_typing.final
+class ChildEnded(_message.Message):
+    """A child run has ended, or could not be started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    CHILD_SEQ_FIELD_NUMBER: _builtins.int
+    CHILD_RUN_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node."""
+    child_seq: _builtins.int
+    """The ChildScheduled event."""
+    child_run_id: _builtins.str
+    """The child."""
+    state: Global___RunState.ValueType
+    """How it ended."""
+    @_builtins.property
+    def output(self) -> _payload_pb2.Payload:
+        """Its output, if COMPLETED."""
+
+    @_builtins.property
+    def failure(self) -> Global___Failure:
+        """Why, if it did not complete."""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        child_seq: _builtins.int = ...,
+        child_run_id: _builtins.str = ...,
+        state: Global___RunState.ValueType = ...,
+        output: _payload_pb2.Payload | None = ...,
+        failure: Global___Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "output", b"output"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["child_run_id", b"child_run_id", "child_seq", b"child_seq", "failure", b"failure", "node_id", b"node_id", "output", b"output", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChildEnded: _TypeAlias = ChildEnded  # noqa: Y015
+
+@_typing.final
+class NodeFailed(_message.Message):
+    """A node that is no step failed for good."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node."""
+    @_builtins.property
+    def failure(self) -> Global___Failure:
+        """Why."""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        failure: Global___Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeFailed: _TypeAlias = NodeFailed  # noqa: Y015
+
+@_typing.final
+class RunEnding(_message.Message):
+    """The run is about to end. The first cause wins."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    GRACE_FIELD_NUMBER: _builtins.int
+    state: Global___RunState.ValueType
+    """What it will end as: FAILED or CANCELLED."""
+    @_builtins.property
+    def failure(self) -> Global___Failure:
+        """Why."""
+
+    @_builtins.property
+    def grace(self) -> _duration_pb2.Duration:
+        """How long steps under way may go on."""
+
+    def __init__(
+        self,
+        *,
+        state: Global___RunState.ValueType = ...,
+        failure: Global___Failure | None = ...,
+        grace: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "grace", b"grace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "grace", b"grace", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunEnding: _TypeAlias = RunEnding  # noqa: Y015
+
+@_typing.final
+class StepCancelled(_message.Message):
+    """A step was stopped because its run ends."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
+    task_id: _builtins.int
+    """The event that scheduled the step."""
+    node_id: _builtins.str
+    """The node."""
+    fencing_token: _builtins.int
+    """The fencing token of its last lease; 0 if it had none."""
+    def __init__(
+        self,
+        *,
+        task_id: _builtins.int = ...,
+        node_id: _builtins.str = ...,
+        fencing_token: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "node_id", b"node_id", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepCancelled: _TypeAlias = StepCancelled  # noqa: Y015
+
+@_typing.final
+class UndoScheduled(_message.Message):
+    """A step is to be undone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    OF_SEQ_FIELD_NUMBER: _builtins.int
+    HANDLER_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node."""
+    of_seq: _builtins.int
+    """The event of what is undone: StepCompleted or ChildEnded; for a step that has not completed StepFailed or StepCancelled."""
+    handler: _builtins.str
+    """What workers register."""
+    queue: _builtins.str
+    """Where it waits."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        of_seq: _builtins.int = ...,
+        handler: _builtins.str = ...,
+        queue: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handler", b"handler", "node_id", b"node_id", "of_seq", b"of_seq", "queue", b"queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndoScheduled: _TypeAlias = UndoScheduled  # noqa: Y015
+
+@_typing.final
+class UndoRetrying(_message.Message):
+    """An attempt to undo failed and another follows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
+    READY_TIME_FIELD_NUMBER: _builtins.int
+    task_id: _builtins.int
+    """The UndoScheduled event."""
+    node_id: _builtins.str
+    """The node."""
+    fencing_token: _builtins.int
+    """The fencing token of the attempt."""
+    @_builtins.property
+    def failure(self) -> Global___Failure:
+        """Why the attempt failed."""
+
+    @_builtins.property
+    def ready_time(self) -> _timestamp_pb2.Timestamp:
+        """When the next attempt may be taken."""
+
+    def __init__(
+        self,
+        *,
+        task_id: _builtins.int = ...,
+        node_id: _builtins.str = ...,
+        failure: Global___Failure | None = ...,
+        fencing_token: _builtins.int = ...,
+        ready_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "ready_time", b"ready_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "fencing_token", b"fencing_token", "node_id", b"node_id", "ready_time", b"ready_time", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndoRetrying: _TypeAlias = UndoRetrying  # noqa: Y015
+
+@_typing.final
+class UndoCompleted(_message.Message):
+    """A step was undone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    task_id: _builtins.int
+    """The UndoScheduled event."""
+    node_id: _builtins.str
+    """The node."""
+    fencing_token: _builtins.int
+    """The fencing token of the attempt."""
+    attempt: _builtins.int
+    """The attempt, from 1."""
+    @_builtins.property
+    def output(self) -> _payload_pb2.Payload:
+        """What the undo handler returned."""
+
+    def __init__(
+        self,
+        *,
+        task_id: _builtins.int = ...,
+        node_id: _builtins.str = ...,
+        output: _payload_pb2.Payload | None = ...,
+        fencing_token: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "fencing_token", b"fencing_token", "node_id", b"node_id", "output", b"output", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndoCompleted: _TypeAlias = UndoCompleted  # noqa: Y015
+
+@_typing.final
+class UndoFailed(_message.Message):
+    """A step could not be undone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
+    task_id: _builtins.int
+    """The UndoScheduled event."""
+    node_id: _builtins.str
+    """The node."""
+    fencing_token: _builtins.int
+    """The fencing token of the last attempt."""
+    @_builtins.property
+    def failure(self) -> Global___Failure:
+        """Why its last attempt failed."""
+
+    def __init__(
+        self,
+        *,
+        task_id: _builtins.int = ...,
+        node_id: _builtins.str = ...,
+        failure: Global___Failure | None = ...,
+        fencing_token: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "fencing_token", b"fencing_token", "node_id", b"node_id", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndoFailed: _TypeAlias = UndoFailed  # noqa: Y015
+
+@_typing.final
+class UndoSkipped(_message.Message):
+    """An operator decided that a step is not undone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    OF_SEQ_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node."""
+    of_seq: _builtins.int
+    """The event of what is not undone."""
+    reason: _builtins.str
+    """Why."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        of_seq: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "of_seq", b"of_seq", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndoSkipped: _TypeAlias = UndoSkipped  # noqa: Y015
+
+@_typing.final
+class RunCancelled(_message.Message):
+    """The run ended as CANCELLED."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAILURE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def failure(self) -> Global___Failure:
+        """Why."""
+
+    def __init__(
+        self,
+        *,
+        failure: Global___Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunCancelled: _TypeAlias = RunCancelled  # noqa: Y015
+
+@_typing.final
+class RunTerminated(_message.Message):
+    """The run ended as TERMINATED."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """Why, as given to TerminateRun."""
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunTerminated: _TypeAlias = RunTerminated  # noqa: Y015
+
+@_typing.final
+class RunPaused(_message.Message):
+    """The run was paused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """Why, as given to PauseRun."""
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunPaused: _TypeAlias = RunPaused  # noqa: Y015
+
+@_typing.final
+class RunResumed(_message.Message):
+    """The run goes on after a pause."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """Why, as given to ResumeRun."""
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunResumed: _TypeAlias = RunResumed  # noqa: Y015
+
+@_typing.final
+class RunRetried(_message.Message):
+    """The run goes on after a failure."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """Why, as given to RetryRun."""
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunRetried: _TypeAlias = RunRetried  # noqa: Y015

@@ -26,57 +26,90 @@ from fencepost.v1 import error_pb2 as fencepost_dot_v1_dot_error__pb2
 from fencepost.v1 import payload_pb2 as fencepost_dot_v1_dot_payload__pb2
 from fencepost.v1 import run_pb2 as fencepost_dot_v1_dot_run__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66\x65ncepost/v1/run_service.proto\x12\x0c\x66\x65ncepost.v1\x1a\x18\x66\x65ncepost/v1/error.proto\x1a\x1a\x66\x65ncepost/v1/payload.proto\x1a\x16\x66\x65ncepost/v1/run.proto\x1a\x1egoogle/protobuf/duration.proto\"\x94\x02\n\x0fStartRunRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x13\n\x0bworkflow_id\x18\x02 \x01(\t\x12\x17\n\x0f\x64\x65\x66inition_hash\x18\x03 \x01(\t\x12$\n\x05input\x18\x04 \x01(\x0b\x32\x15.fencepost.v1.Payload\x12\x0f\n\x07user_id\x18\x05 \x01(\t\x12\x13\n\x0brequest_key\x18\x06 \x01(\t\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x12\n\ndedupe_key\x18\t \x01(\t\x12:\n\x13on_active_duplicate\x18\n \x01(\x0e\x32\x1d.fencepost.v1.DuplicatePolicy\"c\n\x10StartRunResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\x12\x17\n\x0f\x64\x65\x66inition_hash\x18\x03 \x01(\t\x12\x15\n\rinput_differs\x18\x04 \x01(\x08\"W\n\x15\x42\x61tchStartRunsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12+\n\x04runs\x18\x02 \x03(\x0b\x32\x1d.fencepost.v1.StartRunRequest\"M\n\x16\x42\x61tchStartRunsResponse\x12\x33\n\x07results\x18\x01 \x03(\x0b\x32\".fencepost.v1.BatchStartRunsResult\"~\n\x14\x42\x61tchStartRunsResult\x12\x31\n\x07started\x18\x01 \x01(\x0b\x32\x1e.fencepost.v1.StartRunResponseH\x00\x12(\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x17.fencepost.v1.ItemErrorH\x00\x42\t\n\x07outcome\"\xde\x01\n\tItemError\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.fencepost.v1.ErrorReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12+\n\nviolations\x18\x03 \x03(\x0b\x32\x17.fencepost.v1.Violation\x12\x37\n\x08metadata\x18\x04 \x03(\x0b\x32%.fencepost.v1.ItemError.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"*\n\tViolation\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"l\n\rGetRunRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x10\n\x06run_id\x18\x02 \x01(\tH\x00\x12/\n\x0brequest_key\x18\x03 \x01(\x0b\x32\x18.fencepost.v1.RequestKeyH\x00\x42\x05\n\x03run\"G\n\nRequestKey\x12\x13\n\x0bworkflow_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x13\n\x0brequest_key\x18\x03 \x01(\t\"0\n\x0eGetRunResponse\x12\x1e\n\x03run\x18\x01 \x01(\x0b\x32\x11.fencepost.v1.Run\"\x88\x01\n\x0fListRunsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x13\n\x0bworkflow_id\x18\x02 \x01(\t\x12&\n\x06states\x18\x03 \x03(\x0e\x32\x16.fencepost.v1.RunState\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"L\n\x10ListRunsResponse\x12\x1f\n\x04runs\x18\x01 \x03(\x0b\x32\x11.fencepost.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"_\n\x0eWaitRunRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"@\n\x0fWaitRunResponse\x12\x1e\n\x03run\x18\x01 \x01(\x0b\x32\x11.fencepost.v1.Run\x12\r\n\x05\x65nded\x18\x02 \x01(\x08\"G\n\x0fWatchRunRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x11\n\tafter_seq\x18\x03 \x01(\x03\"6\n\x10WatchRunResponse\x12\"\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x13.fencepost.v1.Event\"]\n\x11GetHistoryRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"R\n\x12GetHistoryResponse\x12#\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x13.fencepost.v1.Event\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*m\n\x0f\x44uplicatePolicy\x12 \n\x1c\x44UPLICATE_POLICY_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x44UPLICATE_POLICY_CONFLICT\x10\x01\x12\x19\n\x15\x44UPLICATE_POLICY_BIND\x10\x02\x32\xaa\x04\n\nRunService\x12I\n\x08StartRun\x12\x1d.fencepost.v1.StartRunRequest\x1a\x1e.fencepost.v1.StartRunResponse\x12[\n\x0e\x42\x61tchStartRuns\x12#.fencepost.v1.BatchStartRunsRequest\x1a$.fencepost.v1.BatchStartRunsResponse\x12\x43\n\x06GetRun\x12\x1b.fencepost.v1.GetRunRequest\x1a\x1c.fencepost.v1.GetRunResponse\x12I\n\x08ListRuns\x12\x1d.fencepost.v1.ListRunsRequest\x1a\x1e.fencepost.v1.ListRunsResponse\x12\x46\n\x07WaitRun\x12\x1c.fencepost.v1.WaitRunRequest\x1a\x1d.fencepost.v1.WaitRunResponse\x12K\n\x08WatchRun\x12\x1d.fencepost.v1.WatchRunRequest\x1a\x1e.fencepost.v1.WatchRunResponse0\x01\x12O\n\nGetHistory\x12\x1f.fencepost.v1.GetHistoryRequest\x1a .fencepost.v1.GetHistoryResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66\x65ncepost/v1/run_service.proto\x12\x0c\x66\x65ncepost.v1\x1a\x18\x66\x65ncepost/v1/error.proto\x1a\x1a\x66\x65ncepost/v1/payload.proto\x1a\x16\x66\x65ncepost/v1/run.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xea\x03\n\x0fStartRunRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x13\n\x0bworkflow_id\x18\x02 \x01(\t\x12\x17\n\x0f\x64\x65\x66inition_hash\x18\x03 \x01(\t\x12$\n\x05input\x18\x04 \x01(\x0b\x32\x15.fencepost.v1.Payload\x12\x0f\n\x07user_id\x18\x05 \x01(\t\x12\x13\n\x0brequest_key\x18\x06 \x01(\t\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x12\n\ndedupe_key\x18\t \x01(\t\x12:\n\x13on_active_duplicate\x18\n \x01(\x0e\x32\x1d.fencepost.v1.DuplicatePolicy\x12\x41\n\nattributes\x18\x0b \x03(\x0b\x32-.fencepost.v1.StartRunRequest.AttributesEntry\x12.\n\x0bstart_delay\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0brun_timeout\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"c\n\x10StartRunResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\x12\x17\n\x0f\x64\x65\x66inition_hash\x18\x03 \x01(\t\x12\x15\n\rinput_differs\x18\x04 \x01(\x08\"W\n\x15\x42\x61tchStartRunsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12+\n\x04runs\x18\x02 \x03(\x0b\x32\x1d.fencepost.v1.StartRunRequest\"M\n\x16\x42\x61tchStartRunsResponse\x12\x33\n\x07results\x18\x01 \x03(\x0b\x32\".fencepost.v1.BatchStartRunsResult\"~\n\x14\x42\x61tchStartRunsResult\x12\x31\n\x07started\x18\x01 \x01(\x0b\x32\x1e.fencepost.v1.StartRunResponseH\x00\x12(\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x17.fencepost.v1.ItemErrorH\x00\x42\t\n\x07outcome\"\xde\x01\n\tItemError\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.fencepost.v1.ErrorReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12+\n\nviolations\x18\x03 \x03(\x0b\x32\x17.fencepost.v1.Violation\x12\x37\n\x08metadata\x18\x04 \x03(\x0b\x32%.fencepost.v1.ItemError.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"*\n\tViolation\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"l\n\rGetRunRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x10\n\x06run_id\x18\x02 \x01(\tH\x00\x12/\n\x0brequest_key\x18\x03 \x01(\x0b\x32\x18.fencepost.v1.RequestKeyH\x00\x42\x05\n\x03run\"G\n\nRequestKey\x12\x13\n\x0bworkflow_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x13\n\x0brequest_key\x18\x03 \x01(\t\"0\n\x0eGetRunResponse\x12\x1e\n\x03run\x18\x01 \x01(\x0b\x32\x11.fencepost.v1.Run\"\xa3\x03\n\x0fListRunsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x13\n\x0bworkflow_id\x18\x02 \x01(\t\x12&\n\x06states\x18\x03 \x03(\x0e\x32\x16.fencepost.v1.RunState\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\x12\x0f\n\x07user_id\x18\x06 \x01(\t\x12\x41\n\nattributes\x18\x07 \x03(\x0b\x32-.fencepost.v1.ListRunsRequest.AttributesEntry\x12\x31\n\rcreated_after\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0e\x63reated_before\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0c\x66\x61ilure_code\x18\n \x01(\t\x12\x15\n\rparent_run_id\x18\x0b \x01(\t\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"L\n\x10ListRunsResponse\x12\x1f\n\x04runs\x18\x01 \x03(\x0b\x32\x11.fencepost.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"_\n\x0eWaitRunRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"@\n\x0fWaitRunResponse\x12\x1e\n\x03run\x18\x01 \x01(\x0b\x32\x11.fencepost.v1.Run\x12\r\n\x05\x65nded\x18\x02 \x01(\x08\"G\n\x0fWatchRunRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x11\n\tafter_seq\x18\x03 \x01(\x03\"6\n\x10WatchRunResponse\x12\"\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x13.fencepost.v1.Event\"]\n\x11GetHistoryRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"R\n\x12GetHistoryResponse\x12#\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x13.fencepost.v1.Event\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x86\x01\n\x10SignalRunRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x13\n\x0bsignal_name\x18\x04 \x01(\t\x12&\n\x07payload\x18\x05 \x01(\x0b\x32\x15.fencepost.v1.Payload\"G\n\x11SignalRunResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.fencepost.v1.RunState\x12\x0b\n\x03seq\x18\x02 \x01(\x03\"\x83\x01\n\x10\x43\x61ncelRunRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12(\n\x05grace\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\":\n\x11\x43\x61ncelRunResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.fencepost.v1.RunState\"\\\n\x13TerminateRunRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"=\n\x14TerminateRunResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.fencepost.v1.RunState\"X\n\x0fPauseRunRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"9\n\x10PauseRunResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.fencepost.v1.RunState\"Y\n\x10ResumeRunRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\":\n\x11ResumeRunResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.fencepost.v1.RunState\"k\n\x0fRetryRunRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\tskip_undo\x18\x05 \x01(\x08\"9\n\x10RetryRunResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.fencepost.v1.RunState*m\n\x0f\x44uplicatePolicy\x12 \n\x1c\x44UPLICATE_POLICY_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x44UPLICATE_POLICY_CONFLICT\x10\x01\x12\x19\n\x15\x44UPLICATE_POLICY_BIND\x10\x02\x32\x81\x08\n\nRunService\x12I\n\x08StartRun\x12\x1d.fencepost.v1.StartRunRequest\x1a\x1e.fencepost.v1.StartRunResponse\x12[\n\x0e\x42\x61tchStartRuns\x12#.fencepost.v1.BatchStartRunsRequest\x1a$.fencepost.v1.BatchStartRunsResponse\x12\x43\n\x06GetRun\x12\x1b.fencepost.v1.GetRunRequest\x1a\x1c.fencepost.v1.GetRunResponse\x12I\n\x08ListRuns\x12\x1d.fencepost.v1.ListRunsRequest\x1a\x1e.fencepost.v1.ListRunsResponse\x12\x46\n\x07WaitRun\x12\x1c.fencepost.v1.WaitRunRequest\x1a\x1d.fencepost.v1.WaitRunResponse\x12K\n\x08WatchRun\x12\x1d.fencepost.v1.WatchRunRequest\x1a\x1e.fencepost.v1.WatchRunResponse0\x01\x12O\n\nGetHistory\x12\x1f.fencepost.v1.GetHistoryRequest\x1a .fencepost.v1.GetHistoryResponse\x12L\n\tSignalRun\x12\x1e.fencepost.v1.SignalRunRequest\x1a\x1f.fencepost.v1.SignalRunResponse\x12L\n\tCancelRun\x12\x1e.fencepost.v1.CancelRunRequest\x1a\x1f.fencepost.v1.CancelRunResponse\x12U\n\x0cTerminateRun\x12!.fencepost.v1.TerminateRunRequest\x1a\".fencepost.v1.TerminateRunResponse\x12I\n\x08PauseRun\x12\x1d.fencepost.v1.PauseRunRequest\x1a\x1e.fencepost.v1.PauseRunResponse\x12L\n\tResumeRun\x12\x1e.fencepost.v1.ResumeRunRequest\x1a\x1f.fencepost.v1.ResumeRunResponse\x12I\n\x08RetryRun\x12\x1d.fencepost.v1.RetryRunRequest\x1a\x1e.fencepost.v1.RetryRunResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fencepost.v1.run_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_STARTRUNREQUEST_ATTRIBUTESENTRY']._loaded_options = None
+  _globals['_STARTRUNREQUEST_ATTRIBUTESENTRY']._serialized_options = b'8\001'
   _globals['_ITEMERROR_METADATAENTRY']._loaded_options = None
   _globals['_ITEMERROR_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_DUPLICATEPOLICY']._serialized_start=2024
-  _globals['_DUPLICATEPOLICY']._serialized_end=2133
-  _globals['_STARTRUNREQUEST']._serialized_start=159
-  _globals['_STARTRUNREQUEST']._serialized_end=435
-  _globals['_STARTRUNRESPONSE']._serialized_start=437
-  _globals['_STARTRUNRESPONSE']._serialized_end=536
-  _globals['_BATCHSTARTRUNSREQUEST']._serialized_start=538
-  _globals['_BATCHSTARTRUNSREQUEST']._serialized_end=625
-  _globals['_BATCHSTARTRUNSRESPONSE']._serialized_start=627
-  _globals['_BATCHSTARTRUNSRESPONSE']._serialized_end=704
-  _globals['_BATCHSTARTRUNSRESULT']._serialized_start=706
-  _globals['_BATCHSTARTRUNSRESULT']._serialized_end=832
-  _globals['_ITEMERROR']._serialized_start=835
-  _globals['_ITEMERROR']._serialized_end=1057
-  _globals['_ITEMERROR_METADATAENTRY']._serialized_start=1010
-  _globals['_ITEMERROR_METADATAENTRY']._serialized_end=1057
-  _globals['_VIOLATION']._serialized_start=1059
-  _globals['_VIOLATION']._serialized_end=1101
-  _globals['_GETRUNREQUEST']._serialized_start=1103
-  _globals['_GETRUNREQUEST']._serialized_end=1211
-  _globals['_REQUESTKEY']._serialized_start=1213
-  _globals['_REQUESTKEY']._serialized_end=1284
-  _globals['_GETRUNRESPONSE']._serialized_start=1286
-  _globals['_GETRUNRESPONSE']._serialized_end=1334
-  _globals['_LISTRUNSREQUEST']._serialized_start=1337
-  _globals['_LISTRUNSREQUEST']._serialized_end=1473
-  _globals['_LISTRUNSRESPONSE']._serialized_start=1475
-  _globals['_LISTRUNSRESPONSE']._serialized_end=1551
-  _globals['_WAITRUNREQUEST']._serialized_start=1553
-  _globals['_WAITRUNREQUEST']._serialized_end=1648
-  _globals['_WAITRUNRESPONSE']._serialized_start=1650
-  _globals['_WAITRUNRESPONSE']._serialized_end=1714
-  _globals['_WATCHRUNREQUEST']._serialized_start=1716
-  _globals['_WATCHRUNREQUEST']._serialized_end=1787
-  _globals['_WATCHRUNRESPONSE']._serialized_start=1789
-  _globals['_WATCHRUNRESPONSE']._serialized_end=1843
-  _globals['_GETHISTORYREQUEST']._serialized_start=1845
-  _globals['_GETHISTORYREQUEST']._serialized_end=1938
-  _globals['_GETHISTORYRESPONSE']._serialized_start=1940
-  _globals['_GETHISTORYRESPONSE']._serialized_end=2022
-  _globals['_RUNSERVICE']._serialized_start=2136
-  _globals['_RUNSERVICE']._serialized_end=2690
+  _globals['_LISTRUNSREQUEST_ATTRIBUTESENTRY']._loaded_options = None
+  _globals['_LISTRUNSREQUEST_ATTRIBUTESENTRY']._serialized_options = b'8\001'
+  _globals['_DUPLICATEPOLICY']._serialized_start=3583
+  _globals['_DUPLICATEPOLICY']._serialized_end=3692
+  _globals['_STARTRUNREQUEST']._serialized_start=192
+  _globals['_STARTRUNREQUEST']._serialized_end=682
+  _globals['_STARTRUNREQUEST_ATTRIBUTESENTRY']._serialized_start=633
+  _globals['_STARTRUNREQUEST_ATTRIBUTESENTRY']._serialized_end=682
+  _globals['_STARTRUNRESPONSE']._serialized_start=684
+  _globals['_STARTRUNRESPONSE']._serialized_end=783
+  _globals['_BATCHSTARTRUNSREQUEST']._serialized_start=785
+  _globals['_BATCHSTARTRUNSREQUEST']._serialized_end=872
+  _globals['_BATCHSTARTRUNSRESPONSE']._serialized_start=874
+  _globals['_BATCHSTARTRUNSRESPONSE']._serialized_end=951
+  _globals['_BATCHSTARTRUNSRESULT']._serialized_start=953
+  _globals['_BATCHSTARTRUNSRESULT']._serialized_end=1079
+  _globals['_ITEMERROR']._serialized_start=1082
+  _globals['_ITEMERROR']._serialized_end=1304
+  _globals['_ITEMERROR_METADATAENTRY']._serialized_start=1257
+  _globals['_ITEMERROR_METADATAENTRY']._serialized_end=1304
+  _globals['_VIOLATION']._serialized_start=1306
+  _globals['_VIOLATION']._serialized_end=1348
+  _globals['_GETRUNREQUEST']._serialized_start=1350
+  _globals['_GETRUNREQUEST']._serialized_end=1458
+  _globals['_REQUESTKEY']._serialized_start=1460
+  _globals['_REQUESTKEY']._serialized_end=1531
+  _globals['_GETRUNRESPONSE']._serialized_start=1533
+  _globals['_GETRUNRESPONSE']._serialized_end=1581
+  _globals['_LISTRUNSREQUEST']._serialized_start=1584
+  _globals['_LISTRUNSREQUEST']._serialized_end=2003
+  _globals['_LISTRUNSREQUEST_ATTRIBUTESENTRY']._serialized_start=633
+  _globals['_LISTRUNSREQUEST_ATTRIBUTESENTRY']._serialized_end=682
+  _globals['_LISTRUNSRESPONSE']._serialized_start=2005
+  _globals['_LISTRUNSRESPONSE']._serialized_end=2081
+  _globals['_WAITRUNREQUEST']._serialized_start=2083
+  _globals['_WAITRUNREQUEST']._serialized_end=2178
+  _globals['_WAITRUNRESPONSE']._serialized_start=2180
+  _globals['_WAITRUNRESPONSE']._serialized_end=2244
+  _globals['_WATCHRUNREQUEST']._serialized_start=2246
+  _globals['_WATCHRUNREQUEST']._serialized_end=2317
+  _globals['_WATCHRUNRESPONSE']._serialized_start=2319
+  _globals['_WATCHRUNRESPONSE']._serialized_end=2373
+  _globals['_GETHISTORYREQUEST']._serialized_start=2375
+  _globals['_GETHISTORYREQUEST']._serialized_end=2468
+  _globals['_GETHISTORYRESPONSE']._serialized_start=2470
+  _globals['_GETHISTORYRESPONSE']._serialized_end=2552
+  _globals['_SIGNALRUNREQUEST']._serialized_start=2555
+  _globals['_SIGNALRUNREQUEST']._serialized_end=2689
+  _globals['_SIGNALRUNRESPONSE']._serialized_start=2691
+  _globals['_SIGNALRUNRESPONSE']._serialized_end=2762
+  _globals['_CANCELRUNREQUEST']._serialized_start=2765
+  _globals['_CANCELRUNREQUEST']._serialized_end=2896
+  _globals['_CANCELRUNRESPONSE']._serialized_start=2898
+  _globals['_CANCELRUNRESPONSE']._serialized_end=2956
+  _globals['_TERMINATERUNREQUEST']._serialized_start=2958
+  _globals['_TERMINATERUNREQUEST']._serialized_end=3050
+  _globals['_TERMINATERUNRESPONSE']._serialized_start=3052
+  _globals['_TERMINATERUNRESPONSE']._serialized_end=3113
+  _globals['_PAUSERUNREQUEST']._serialized_start=3115
+  _globals['_PAUSERUNREQUEST']._serialized_end=3203
+  _globals['_PAUSERUNRESPONSE']._serialized_start=3205
+  _globals['_PAUSERUNRESPONSE']._serialized_end=3262
+  _globals['_RESUMERUNREQUEST']._serialized_start=3264
+  _globals['_RESUMERUNREQUEST']._serialized_end=3353
+  _globals['_RESUMERUNRESPONSE']._serialized_start=3355
+  _globals['_RESUMERUNRESPONSE']._serialized_end=3413
+  _globals['_RETRYRUNREQUEST']._serialized_start=3415
+  _globals['_RETRYRUNREQUEST']._serialized_end=3522
+  _globals['_RETRYRUNRESPONSE']._serialized_start=3524
+  _globals['_RETRYRUNRESPONSE']._serialized_end=3581
+  _globals['_RUNSERVICE']._serialized_start=3695
+  _globals['_RUNSERVICE']._serialized_end=4720
 # @@protoc_insertion_point(module_scope)

@@ -10,6 +10,7 @@ from fencepost.v1 import run_pb2 as _run_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
@@ -53,6 +54,26 @@ class StartRunRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class AttributesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAMESPACE_FIELD_NUMBER: _builtins.int
     WORKFLOW_ID_FIELD_NUMBER: _builtins.int
     DEFINITION_HASH_FIELD_NUMBER: _builtins.int
@@ -63,6 +84,9 @@ class StartRunRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     DEDUPE_KEY_FIELD_NUMBER: _builtins.int
     ON_ACTIVE_DUPLICATE_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    START_DELAY_FIELD_NUMBER: _builtins.int
+    RUN_TIMEOUT_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The namespace; "default" when empty. In a batch: empty, or that of the batch."""
     workflow_id: _builtins.str
@@ -91,6 +115,20 @@ class StartRunRequest(_message.Message):
     def input(self) -> _payload_pb2.Payload:
         """The input. Must satisfy the workflow's input schema. Default: JSON null."""
 
+    @_builtins.property
+    def attributes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels for ListRuns. At most 32; keys as names, up to 100 characters; values up to 200 characters. Not part of the
+        fingerprint. Optional.
+        """
+
+    @_builtins.property
+    def start_delay(self) -> _duration_pb2.Duration:
+        """The first node begins so much later; 0 to 10 years. Optional."""
+
+    @_builtins.property
+    def run_timeout(self) -> _duration_pb2.Duration:
+        """The run fails (RUN_TIMEOUT) if it has not ended by then, counted from the start; 1 ms to 10 years. Optional."""
+
     def __init__(
         self,
         *,
@@ -104,10 +142,13 @@ class StartRunRequest(_message.Message):
         priority: _builtins.int = ...,
         dedupe_key: _builtins.str = ...,
         on_active_duplicate: Global___DuplicatePolicy.ValueType = ...,
+        attributes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        start_delay: _duration_pb2.Duration | None = ...,
+        run_timeout: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "run_timeout", b"run_timeout", "start_delay", b"start_delay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dedupe_key", b"dedupe_key", "definition_hash", b"definition_hash", "input", b"input", "namespace", b"namespace", "on_active_duplicate", b"on_active_duplicate", "priority", b"priority", "request_id", b"request_id", "request_key", b"request_key", "user_id", b"user_id", "workflow_id", b"workflow_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "dedupe_key", b"dedupe_key", "definition_hash", b"definition_hash", "input", b"input", "namespace", b"namespace", "on_active_duplicate", b"on_active_duplicate", "priority", b"priority", "request_id", b"request_id", "request_key", b"request_key", "run_timeout", b"run_timeout", "start_delay", b"start_delay", "user_id", b"user_id", "workflow_id", b"workflow_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -409,11 +450,37 @@ class ListRunsRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class AttributesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAMESPACE_FIELD_NUMBER: _builtins.int
     WORKFLOW_ID_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    CREATED_AFTER_FIELD_NUMBER: _builtins.int
+    CREATED_BEFORE_FIELD_NUMBER: _builtins.int
+    FAILURE_CODE_FIELD_NUMBER: _builtins.int
+    PARENT_RUN_ID_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The namespace; "default" when empty."""
     workflow_id: _builtins.str
@@ -422,9 +489,27 @@ class ListRunsRequest(_message.Message):
     """1 to 1,000. Default: 100. A page may hold fewer, even none, and still have a next one."""
     page_token: _builtins.str
     """next_page_token of the page before. Empty for the first."""
+    user_id: _builtins.str
+    """Only those started on behalf of this user. Optional."""
+    failure_code: _builtins.str
+    """Only those whose Run.failure has this code. Optional."""
+    parent_run_id: _builtins.str
+    """Only the children of this run. Optional."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_run_pb2.RunState.ValueType]:
         """Only those in one of these states. Default: all."""
+
+    @_builtins.property
+    def attributes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Only those that have all of these attributes with these values. At most 8. Optional."""
+
+    @_builtins.property
+    def created_after(self) -> _timestamp_pb2.Timestamp:
+        """Only those created at or after this time. Optional."""
+
+    @_builtins.property
+    def created_before(self) -> _timestamp_pb2.Timestamp:
+        """Only those created before this time. Optional."""
 
     def __init__(
         self,
@@ -434,10 +519,16 @@ class ListRunsRequest(_message.Message):
         states: _abc.Iterable[_run_pb2.RunState.ValueType] | None = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        attributes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        created_after: _timestamp_pb2.Timestamp | None = ...,
+        created_before: _timestamp_pb2.Timestamp | None = ...,
+        failure_code: _builtins.str = ...,
+        parent_run_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created_after", b"created_after", "created_before", b"created_before"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "page_size", b"page_size", "page_token", b"page_token", "states", b"states", "workflow_id", b"workflow_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "created_after", b"created_after", "created_before", b"created_before", "failure_code", b"failure_code", "namespace", b"namespace", "page_size", b"page_size", "page_token", b"page_token", "parent_run_id", b"parent_run_id", "states", b"states", "user_id", b"user_id", "workflow_id", b"workflow_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -646,3 +737,371 @@ class GetHistoryResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetHistoryResponse: _TypeAlias = GetHistoryResponse  # noqa: Y015
+
+@_typing.final
+class SignalRunRequest(_message.Message):
+    """A signal to give to a run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SIGNAL_NAME_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace; "default" when empty."""
+    run_id: _builtins.str
+    """The run. Required."""
+    request_id: _builtins.str
+    """Makes the call safe to repeat: the same id for the same run again gets the first answer, whatever became of the run. At
+    most 200 characters. Optional.
+    """
+    signal_name: _builtins.str
+    """Its name: what a wait_signal node waits for. Required."""
+    @_builtins.property
+    def payload(self) -> _payload_pb2.Payload:
+        """What it carries. Default: JSON null."""
+
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        signal_name: _builtins.str = ...,
+        payload: _payload_pb2.Payload | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "payload", b"payload", "request_id", b"request_id", "run_id", b"run_id", "signal_name", b"signal_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignalRunRequest: _TypeAlias = SignalRunRequest  # noqa: Y015
+
+@_typing.final
+class SignalRunResponse(_message.Message):
+    """What became of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    SEQ_FIELD_NUMBER: _builtins.int
+    state: _run_pb2.RunState.ValueType
+    """The state of the run after the call; of a repeat, after the first one."""
+    seq: _builtins.int
+    """The number of the signal's event."""
+    def __init__(
+        self,
+        *,
+        state: _run_pb2.RunState.ValueType = ...,
+        seq: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seq", b"seq", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignalRunResponse: _TypeAlias = SignalRunResponse  # noqa: Y015
+
+@_typing.final
+class CancelRunRequest(_message.Message):
+    """Which run to cancel."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    GRACE_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace; "default" when empty."""
+    run_id: _builtins.str
+    """The run. Required."""
+    request_id: _builtins.str
+    """Makes the call safe to repeat: the same id for the same run again gets the first answer, whatever became of the run. At
+    most 200 characters. Optional.
+    """
+    reason: _builtins.str
+    """Why, for people and the history; at most 1,000 characters. Optional."""
+    @_builtins.property
+    def grace(self) -> _duration_pb2.Duration:
+        """How long steps under way may go on before their leases are revoked; 0 to 1 day. Default: the server's (30 s)."""
+
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        grace: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace", "namespace", b"namespace", "reason", b"reason", "request_id", b"request_id", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelRunRequest: _TypeAlias = CancelRunRequest  # noqa: Y015
+
+@_typing.final
+class CancelRunResponse(_message.Message):
+    """What became of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    state: _run_pb2.RunState.ValueType
+    """The state of the run after the call; of a repeat, after the first one."""
+    def __init__(
+        self,
+        *,
+        state: _run_pb2.RunState.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelRunResponse: _TypeAlias = CancelRunResponse  # noqa: Y015
+
+@_typing.final
+class TerminateRunRequest(_message.Message):
+    """Which run to terminate."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace; "default" when empty."""
+    run_id: _builtins.str
+    """The run. Required."""
+    request_id: _builtins.str
+    """Makes the call safe to repeat: the same id for the same run again gets the first answer, whatever became of the run. At
+    most 200 characters. Optional.
+    """
+    reason: _builtins.str
+    """Why, for people and the history; at most 1,000 characters. Optional."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "reason", b"reason", "request_id", b"request_id", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TerminateRunRequest: _TypeAlias = TerminateRunRequest  # noqa: Y015
+
+@_typing.final
+class TerminateRunResponse(_message.Message):
+    """What became of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    state: _run_pb2.RunState.ValueType
+    """The state of the run after the call; of a repeat, after the first one."""
+    def __init__(
+        self,
+        *,
+        state: _run_pb2.RunState.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TerminateRunResponse: _TypeAlias = TerminateRunResponse  # noqa: Y015
+
+@_typing.final
+class PauseRunRequest(_message.Message):
+    """Which run to pause."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace; "default" when empty."""
+    run_id: _builtins.str
+    """The run. Required."""
+    request_id: _builtins.str
+    """Makes the call safe to repeat: the same id for the same run again gets the first answer, whatever became of the run. At
+    most 200 characters. Optional.
+    """
+    reason: _builtins.str
+    """Why, for people and the history; at most 1,000 characters. Optional."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "reason", b"reason", "request_id", b"request_id", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseRunRequest: _TypeAlias = PauseRunRequest  # noqa: Y015
+
+@_typing.final
+class PauseRunResponse(_message.Message):
+    """What became of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    state: _run_pb2.RunState.ValueType
+    """The state of the run after the call; of a repeat, after the first one."""
+    def __init__(
+        self,
+        *,
+        state: _run_pb2.RunState.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseRunResponse: _TypeAlias = PauseRunResponse  # noqa: Y015
+
+@_typing.final
+class ResumeRunRequest(_message.Message):
+    """Which run to resume."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace; "default" when empty."""
+    run_id: _builtins.str
+    """The run. Required."""
+    request_id: _builtins.str
+    """Makes the call safe to repeat: the same id for the same run again gets the first answer, whatever became of the run. At
+    most 200 characters. Optional.
+    """
+    reason: _builtins.str
+    """Why, for people and the history; at most 1,000 characters. Optional."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "reason", b"reason", "request_id", b"request_id", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeRunRequest: _TypeAlias = ResumeRunRequest  # noqa: Y015
+
+@_typing.final
+class ResumeRunResponse(_message.Message):
+    """What became of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    state: _run_pb2.RunState.ValueType
+    """The state of the run after the call; of a repeat, after the first one."""
+    def __init__(
+        self,
+        *,
+        state: _run_pb2.RunState.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeRunResponse: _TypeAlias = ResumeRunResponse  # noqa: Y015
+
+@_typing.final
+class RetryRunRequest(_message.Message):
+    """Which run to retry."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    SKIP_UNDO_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace; "default" when empty."""
+    run_id: _builtins.str
+    """The run. Required."""
+    request_id: _builtins.str
+    """Makes the call safe to repeat: the same id for the same run again gets the first answer, whatever became of the run. At
+    most 200 characters. Optional.
+    """
+    reason: _builtins.str
+    """Why, for people and the history; at most 1,000 characters. Optional."""
+    skip_undo: _builtins.bool
+    """For a run that is BLOCKED by a step that can't be undone: leave that step as it is and undo the next one. Needs a reason."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        skip_undo: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "reason", b"reason", "request_id", b"request_id", "run_id", b"run_id", "skip_undo", b"skip_undo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetryRunRequest: _TypeAlias = RetryRunRequest  # noqa: Y015
+
+@_typing.final
+class RetryRunResponse(_message.Message):
+    """What became of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    state: _run_pb2.RunState.ValueType
+    """The state of the run after the call; of a repeat, after the first one."""
+    def __init__(
+        self,
+        *,
+        state: _run_pb2.RunState.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetryRunResponse: _TypeAlias = RetryRunResponse  # noqa: Y015

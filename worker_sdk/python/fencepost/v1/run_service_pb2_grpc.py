@@ -70,6 +70,36 @@ class RunServiceStub:
                 request_serializer=fencepost_dot_v1_dot_run__service__pb2.GetHistoryRequest.SerializeToString,
                 response_deserializer=fencepost_dot_v1_dot_run__service__pb2.GetHistoryResponse.FromString,
                 _registered_method=True)
+        self.SignalRun = channel.unary_unary(
+                '/fencepost.v1.RunService/SignalRun',
+                request_serializer=fencepost_dot_v1_dot_run__service__pb2.SignalRunRequest.SerializeToString,
+                response_deserializer=fencepost_dot_v1_dot_run__service__pb2.SignalRunResponse.FromString,
+                _registered_method=True)
+        self.CancelRun = channel.unary_unary(
+                '/fencepost.v1.RunService/CancelRun',
+                request_serializer=fencepost_dot_v1_dot_run__service__pb2.CancelRunRequest.SerializeToString,
+                response_deserializer=fencepost_dot_v1_dot_run__service__pb2.CancelRunResponse.FromString,
+                _registered_method=True)
+        self.TerminateRun = channel.unary_unary(
+                '/fencepost.v1.RunService/TerminateRun',
+                request_serializer=fencepost_dot_v1_dot_run__service__pb2.TerminateRunRequest.SerializeToString,
+                response_deserializer=fencepost_dot_v1_dot_run__service__pb2.TerminateRunResponse.FromString,
+                _registered_method=True)
+        self.PauseRun = channel.unary_unary(
+                '/fencepost.v1.RunService/PauseRun',
+                request_serializer=fencepost_dot_v1_dot_run__service__pb2.PauseRunRequest.SerializeToString,
+                response_deserializer=fencepost_dot_v1_dot_run__service__pb2.PauseRunResponse.FromString,
+                _registered_method=True)
+        self.ResumeRun = channel.unary_unary(
+                '/fencepost.v1.RunService/ResumeRun',
+                request_serializer=fencepost_dot_v1_dot_run__service__pb2.ResumeRunRequest.SerializeToString,
+                response_deserializer=fencepost_dot_v1_dot_run__service__pb2.ResumeRunResponse.FromString,
+                _registered_method=True)
+        self.RetryRun = channel.unary_unary(
+                '/fencepost.v1.RunService/RetryRun',
+                request_serializer=fencepost_dot_v1_dot_run__service__pb2.RetryRunRequest.SerializeToString,
+                response_deserializer=fencepost_dot_v1_dot_run__service__pb2.RetryRunResponse.FromString,
+                _registered_method=True)
 
 
 class RunServiceServicer:
@@ -130,6 +160,52 @@ class RunServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SignalRun(self, request, context):
+        """Gives a run a signal. It is an event of the run when the call returns, whether or not the run waits for it. Safe to repeat
+        with the same request_id, also when the run has ended meanwhile. Errors: INVALID_REQUEST, INVALID_JSON,
+        PAYLOAD_TOO_LARGE, RUN_NOT_FOUND, ILLEGAL_TRANSITION, REQUEST_ID_CONFLICT, TOO_MANY_SIGNALS.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelRun(self, request, context):
+        """Asks a run to end: steps under way have a grace, then completed ones are undone, then it is CANCELLED. Again: nothing
+        changes. Errors: INVALID_REQUEST, RUN_NOT_FOUND, ILLEGAL_TRANSITION, REQUEST_ID_CONFLICT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TerminateRun(self, request, context):
+        """Ends a run at once: leases are revoked, nothing is undone. Errors: as CancelRun.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseRun(self, request, context):
+        """Stops leasing steps of a run. Errors: as CancelRun.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeRun(self, request, context):
+        """Lets a paused run go on. Errors: as CancelRun.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RetryRun(self, request, context):
+        """Lets a FAILED run that was not undone, or a BLOCKED one, go on from where it stopped, with fresh attempts. Errors: as
+        CancelRun, and ALREADY_UNDONE, KEY_TAKEN, PARENT_DECIDED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -167,6 +243,36 @@ def add_RunServiceServicer_to_server(servicer, server):
                     servicer.GetHistory,
                     request_deserializer=fencepost_dot_v1_dot_run__service__pb2.GetHistoryRequest.FromString,
                     response_serializer=fencepost_dot_v1_dot_run__service__pb2.GetHistoryResponse.SerializeToString,
+            ),
+            'SignalRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.SignalRun,
+                    request_deserializer=fencepost_dot_v1_dot_run__service__pb2.SignalRunRequest.FromString,
+                    response_serializer=fencepost_dot_v1_dot_run__service__pb2.SignalRunResponse.SerializeToString,
+            ),
+            'CancelRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelRun,
+                    request_deserializer=fencepost_dot_v1_dot_run__service__pb2.CancelRunRequest.FromString,
+                    response_serializer=fencepost_dot_v1_dot_run__service__pb2.CancelRunResponse.SerializeToString,
+            ),
+            'TerminateRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.TerminateRun,
+                    request_deserializer=fencepost_dot_v1_dot_run__service__pb2.TerminateRunRequest.FromString,
+                    response_serializer=fencepost_dot_v1_dot_run__service__pb2.TerminateRunResponse.SerializeToString,
+            ),
+            'PauseRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseRun,
+                    request_deserializer=fencepost_dot_v1_dot_run__service__pb2.PauseRunRequest.FromString,
+                    response_serializer=fencepost_dot_v1_dot_run__service__pb2.PauseRunResponse.SerializeToString,
+            ),
+            'ResumeRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeRun,
+                    request_deserializer=fencepost_dot_v1_dot_run__service__pb2.ResumeRunRequest.FromString,
+                    response_serializer=fencepost_dot_v1_dot_run__service__pb2.ResumeRunResponse.SerializeToString,
+            ),
+            'RetryRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetryRun,
+                    request_deserializer=fencepost_dot_v1_dot_run__service__pb2.RetryRunRequest.FromString,
+                    response_serializer=fencepost_dot_v1_dot_run__service__pb2.RetryRunResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -359,6 +465,168 @@ class RunService:
             '/fencepost.v1.RunService/GetHistory',
             fencepost_dot_v1_dot_run__service__pb2.GetHistoryRequest.SerializeToString,
             fencepost_dot_v1_dot_run__service__pb2.GetHistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SignalRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fencepost.v1.RunService/SignalRun',
+            fencepost_dot_v1_dot_run__service__pb2.SignalRunRequest.SerializeToString,
+            fencepost_dot_v1_dot_run__service__pb2.SignalRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fencepost.v1.RunService/CancelRun',
+            fencepost_dot_v1_dot_run__service__pb2.CancelRunRequest.SerializeToString,
+            fencepost_dot_v1_dot_run__service__pb2.CancelRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TerminateRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fencepost.v1.RunService/TerminateRun',
+            fencepost_dot_v1_dot_run__service__pb2.TerminateRunRequest.SerializeToString,
+            fencepost_dot_v1_dot_run__service__pb2.TerminateRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fencepost.v1.RunService/PauseRun',
+            fencepost_dot_v1_dot_run__service__pb2.PauseRunRequest.SerializeToString,
+            fencepost_dot_v1_dot_run__service__pb2.PauseRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fencepost.v1.RunService/ResumeRun',
+            fencepost_dot_v1_dot_run__service__pb2.ResumeRunRequest.SerializeToString,
+            fencepost_dot_v1_dot_run__service__pb2.ResumeRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetryRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fencepost.v1.RunService/RetryRun',
+            fencepost_dot_v1_dot_run__service__pb2.RetryRunRequest.SerializeToString,
+            fencepost_dot_v1_dot_run__service__pb2.RetryRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

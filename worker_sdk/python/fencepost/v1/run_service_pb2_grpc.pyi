@@ -56,6 +56,25 @@ class RunServiceStub:
     """
     GetHistory: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.GetHistoryRequest, _run_service_pb2.GetHistoryResponse]
     """Reads a run's events in order, in pages. Errors: INVALID_REQUEST, INVALID_PAGE_TOKEN, RUN_NOT_FOUND."""
+    SignalRun: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.SignalRunRequest, _run_service_pb2.SignalRunResponse]
+    """Gives a run a signal. It is an event of the run when the call returns, whether or not the run waits for it. Safe to repeat
+    with the same request_id, also when the run has ended meanwhile. Errors: INVALID_REQUEST, INVALID_JSON,
+    PAYLOAD_TOO_LARGE, RUN_NOT_FOUND, ILLEGAL_TRANSITION, REQUEST_ID_CONFLICT, TOO_MANY_SIGNALS.
+    """
+    CancelRun: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.CancelRunRequest, _run_service_pb2.CancelRunResponse]
+    """Asks a run to end: steps under way have a grace, then completed ones are undone, then it is CANCELLED. Again: nothing
+    changes. Errors: INVALID_REQUEST, RUN_NOT_FOUND, ILLEGAL_TRANSITION, REQUEST_ID_CONFLICT.
+    """
+    TerminateRun: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.TerminateRunRequest, _run_service_pb2.TerminateRunResponse]
+    """Ends a run at once: leases are revoked, nothing is undone. Errors: as CancelRun."""
+    PauseRun: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.PauseRunRequest, _run_service_pb2.PauseRunResponse]
+    """Stops leasing steps of a run. Errors: as CancelRun."""
+    ResumeRun: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.ResumeRunRequest, _run_service_pb2.ResumeRunResponse]
+    """Lets a paused run go on. Errors: as CancelRun."""
+    RetryRun: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.RetryRunRequest, _run_service_pb2.RetryRunResponse]
+    """Lets a FAILED run that was not undone, or a BLOCKED one, go on from where it stopped, with fresh attempts. Errors: as
+    CancelRun, and ALREADY_UNDONE, KEY_TAKEN, PARENT_DECIDED.
+    """
 
 @_typing.type_check_only
 class RunServiceAsyncStub(RunServiceStub):
@@ -85,6 +104,25 @@ class RunServiceAsyncStub(RunServiceStub):
     """
     GetHistory: _aio.UnaryUnaryMultiCallable[_run_service_pb2.GetHistoryRequest, _run_service_pb2.GetHistoryResponse]  # type: ignore[assignment]
     """Reads a run's events in order, in pages. Errors: INVALID_REQUEST, INVALID_PAGE_TOKEN, RUN_NOT_FOUND."""
+    SignalRun: _aio.UnaryUnaryMultiCallable[_run_service_pb2.SignalRunRequest, _run_service_pb2.SignalRunResponse]  # type: ignore[assignment]
+    """Gives a run a signal. It is an event of the run when the call returns, whether or not the run waits for it. Safe to repeat
+    with the same request_id, also when the run has ended meanwhile. Errors: INVALID_REQUEST, INVALID_JSON,
+    PAYLOAD_TOO_LARGE, RUN_NOT_FOUND, ILLEGAL_TRANSITION, REQUEST_ID_CONFLICT, TOO_MANY_SIGNALS.
+    """
+    CancelRun: _aio.UnaryUnaryMultiCallable[_run_service_pb2.CancelRunRequest, _run_service_pb2.CancelRunResponse]  # type: ignore[assignment]
+    """Asks a run to end: steps under way have a grace, then completed ones are undone, then it is CANCELLED. Again: nothing
+    changes. Errors: INVALID_REQUEST, RUN_NOT_FOUND, ILLEGAL_TRANSITION, REQUEST_ID_CONFLICT.
+    """
+    TerminateRun: _aio.UnaryUnaryMultiCallable[_run_service_pb2.TerminateRunRequest, _run_service_pb2.TerminateRunResponse]  # type: ignore[assignment]
+    """Ends a run at once: leases are revoked, nothing is undone. Errors: as CancelRun."""
+    PauseRun: _aio.UnaryUnaryMultiCallable[_run_service_pb2.PauseRunRequest, _run_service_pb2.PauseRunResponse]  # type: ignore[assignment]
+    """Stops leasing steps of a run. Errors: as CancelRun."""
+    ResumeRun: _aio.UnaryUnaryMultiCallable[_run_service_pb2.ResumeRunRequest, _run_service_pb2.ResumeRunResponse]  # type: ignore[assignment]
+    """Lets a paused run go on. Errors: as CancelRun."""
+    RetryRun: _aio.UnaryUnaryMultiCallable[_run_service_pb2.RetryRunRequest, _run_service_pb2.RetryRunResponse]  # type: ignore[assignment]
+    """Lets a FAILED run that was not undone, or a BLOCKED one, go on from where it stopped, with fresh attempts. Errors: as
+    CancelRun, and ALREADY_UNDONE, KEY_TAKEN, PARENT_DECIDED.
+    """
 
 class RunServiceServicer(metaclass=_abc_1.ABCMeta):
     """Starts runs and tells how they fare. Used by services that submit work, by the SDKs' clients and by hand."""
@@ -153,5 +191,60 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_run_service_pb2.GetHistoryResponse, _abc.Awaitable[_run_service_pb2.GetHistoryResponse]]:
         """Reads a run's events in order, in pages. Errors: INVALID_REQUEST, INVALID_PAGE_TOKEN, RUN_NOT_FOUND."""
+
+    @_abc_1.abstractmethod
+    def SignalRun(
+        self,
+        request: _run_service_pb2.SignalRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_run_service_pb2.SignalRunResponse, _abc.Awaitable[_run_service_pb2.SignalRunResponse]]:
+        """Gives a run a signal. It is an event of the run when the call returns, whether or not the run waits for it. Safe to repeat
+        with the same request_id, also when the run has ended meanwhile. Errors: INVALID_REQUEST, INVALID_JSON,
+        PAYLOAD_TOO_LARGE, RUN_NOT_FOUND, ILLEGAL_TRANSITION, REQUEST_ID_CONFLICT, TOO_MANY_SIGNALS.
+        """
+
+    @_abc_1.abstractmethod
+    def CancelRun(
+        self,
+        request: _run_service_pb2.CancelRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_run_service_pb2.CancelRunResponse, _abc.Awaitable[_run_service_pb2.CancelRunResponse]]:
+        """Asks a run to end: steps under way have a grace, then completed ones are undone, then it is CANCELLED. Again: nothing
+        changes. Errors: INVALID_REQUEST, RUN_NOT_FOUND, ILLEGAL_TRANSITION, REQUEST_ID_CONFLICT.
+        """
+
+    @_abc_1.abstractmethod
+    def TerminateRun(
+        self,
+        request: _run_service_pb2.TerminateRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_run_service_pb2.TerminateRunResponse, _abc.Awaitable[_run_service_pb2.TerminateRunResponse]]:
+        """Ends a run at once: leases are revoked, nothing is undone. Errors: as CancelRun."""
+
+    @_abc_1.abstractmethod
+    def PauseRun(
+        self,
+        request: _run_service_pb2.PauseRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_run_service_pb2.PauseRunResponse, _abc.Awaitable[_run_service_pb2.PauseRunResponse]]:
+        """Stops leasing steps of a run. Errors: as CancelRun."""
+
+    @_abc_1.abstractmethod
+    def ResumeRun(
+        self,
+        request: _run_service_pb2.ResumeRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_run_service_pb2.ResumeRunResponse, _abc.Awaitable[_run_service_pb2.ResumeRunResponse]]:
+        """Lets a paused run go on. Errors: as CancelRun."""
+
+    @_abc_1.abstractmethod
+    def RetryRun(
+        self,
+        request: _run_service_pb2.RetryRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_run_service_pb2.RetryRunResponse, _abc.Awaitable[_run_service_pb2.RetryRunResponse]]:
+        """Lets a FAILED run that was not undone, or a BLOCKED one, go on from where it stopped, with fresh attempts. Errors: as
+        CancelRun, and ALREADY_UNDONE, KEY_TAKEN, PARENT_DECIDED.
+        """
 
 def add_RunServiceServicer_to_server(servicer: RunServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

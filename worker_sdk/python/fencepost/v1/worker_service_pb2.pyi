@@ -35,6 +35,8 @@ class _TaskKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TaskKind.Val
     """Never sent."""
     TASK_KIND_STEP: _TaskKind.ValueType  # 1
     """Run a step."""
+    TASK_KIND_UNDO: _TaskKind.ValueType  # 2
+    """Undo a step: run the undo handler of its node with the step's input and output."""
 
 class TaskKind(_TaskKind, metaclass=_TaskKindEnumTypeWrapper):
     """What is to be done with a task."""
@@ -43,6 +45,8 @@ TASK_KIND_UNSPECIFIED: TaskKind.ValueType  # 0
 """Never sent."""
 TASK_KIND_STEP: TaskKind.ValueType  # 1
 """Run a step."""
+TASK_KIND_UNDO: TaskKind.ValueType  # 2
+"""Undo a step: run the undo handler of its node with the step's input and output."""
 Global___TaskKind: _TypeAlias = TaskKind  # noqa: Y015
 
 class _ItemOutcome:
@@ -96,6 +100,7 @@ class SessionRequest(_message.Message):
     RELEASE_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
     PONG_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
     frame_id: _builtins.int
     """1 for Hello, then + 1 for each frame of the stream."""
     @_builtins.property
@@ -130,6 +135,10 @@ class SessionRequest(_message.Message):
     def pong(self) -> Global___Pong:
         """The answer to Ping."""
 
+    @_builtins.property
+    def checkpoint(self) -> Global___Checkpoint:
+        """Numbered states of steps under way."""
+
     def __init__(
         self,
         *,
@@ -142,12 +151,13 @@ class SessionRequest(_message.Message):
         release: Global___Release | None = ...,
         goodbye: Global___Goodbye | None = ...,
         pong: Global___Pong | None = ...,
+        checkpoint: Global___Checkpoint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "complete", b"complete", "fail", b"fail", "frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "pong", b"pong", "release", b"release"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "checkpoint", b"checkpoint", "complete", b"complete", "fail", b"fail", "frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "pong", b"pong", "release", b"release"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "complete", b"complete", "fail", b"fail", "frame", b"frame", "frame_id", b"frame_id", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "pong", b"pong", "release", b"release"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "checkpoint", b"checkpoint", "complete", b"complete", "fail", b"fail", "frame", b"frame", "frame_id", b"frame_id", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "pong", b"pong", "release", b"release"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "capacity", "heartbeat", "complete", "fail", "release", "goodbye", "pong"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "capacity", "heartbeat", "complete", "fail", "release", "goodbye", "pong", "checkpoint"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -165,6 +175,7 @@ class SessionResponse(_message.Message):
     REVOKE_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
     PING_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """The answer to Hello. The first frame."""
@@ -189,6 +200,10 @@ class SessionResponse(_message.Message):
     def ping(self) -> Global___Ping:
         """To be answered by Pong at once."""
 
+    @_builtins.property
+    def cancel(self) -> Global___Cancel:
+        """Steps that should stop."""
+
     def __init__(
         self,
         *,
@@ -198,12 +213,13 @@ class SessionResponse(_message.Message):
         revoke: Global___Revoke | None = ...,
         drain: Global___Drain | None = ...,
         ping: Global___Ping | None = ...,
+        cancel: Global___Cancel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "drain", b"drain", "frame", b"frame", "ping", b"ping", "revoke", b"revoke", "tasks", b"tasks", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "cancel", b"cancel", "drain", b"drain", "frame", b"frame", "ping", b"ping", "revoke", b"revoke", "tasks", b"tasks", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "drain", b"drain", "frame", b"frame", "ping", b"ping", "revoke", b"revoke", "tasks", b"tasks", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "cancel", b"cancel", "drain", b"drain", "frame", b"frame", "ping", b"ping", "revoke", b"revoke", "tasks", b"tasks", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["welcome", "tasks", "ack", "revoke", "drain", "ping"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["welcome", "tasks", "ack", "revoke", "drain", "ping", "cancel"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -507,6 +523,7 @@ class Heartbeat(_message.Message):
     TASKS_FIELD_NUMBER: _builtins.int
     LAST_TASKS_NUMBER_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     last_tasks_number: _builtins.int
     """The number of the last Tasks frame received: a lease that was sent in a frame up to this number and is not listed was
     lost on the way, and the server takes its task back.
@@ -517,20 +534,115 @@ class Heartbeat(_message.Message):
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskRef]:
         """Every lease that the worker holds."""
 
+    @_builtins.property
+    def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___Progress]:
+        """What to tell people of how far steps are. Optional."""
+
     def __init__(
         self,
         *,
         tasks: _abc.Iterable[Global___TaskRef] | None = ...,
         last_tasks_number: _builtins.int = ...,
         more: _builtins.bool = ...,
+        progress: _abc.Iterable[Global___Progress] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_tasks_number", b"last_tasks_number", "more", b"more", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_tasks_number", b"last_tasks_number", "more", b"more", "progress", b"progress", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class Progress(_message.Message):
+    """How far a step is, for people: the last one counts, none is promised to be kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def task(self) -> Global___TaskRef:
+        """The lease; it must be among Heartbeat.tasks."""
+
+    @_builtins.property
+    def progress(self) -> _payload_pb2.Payload:
+        """At most 4 KiB."""
+
+    def __init__(
+        self,
+        *,
+        task: Global___TaskRef | None = ...,
+        progress: _payload_pb2.Payload | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress", "task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Progress: _TypeAlias = Progress  # noqa: Y015
+
+@_typing.final
+class Checkpoint(_message.Message):
+    """Numbered states of steps under way."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointItem]:
+        """At most Welcome.max_frame_items."""
+
+    def __init__(
+        self,
+        *,
+        items: _abc.Iterable[Global___CheckpointItem] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Checkpoint: _TypeAlias = Checkpoint  # noqa: Y015
+
+@_typing.final
+class CheckpointItem(_message.Message):
+    """A state that the next attempt of the step receives, if this one does not complete. It is saved under the fencing token;
+    OK means that it is committed. A number that is not larger than the stored one is ALREADY_DONE and changes nothing.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """1 or more, and larger than the number of Task.checkpoint and of any before."""
+    @_builtins.property
+    def task(self) -> Global___TaskRef:
+        """The lease. It stays with the worker."""
+
+    @_builtins.property
+    def state(self) -> _payload_pb2.Payload:
+        """The state."""
+
+    def __init__(
+        self,
+        *,
+        task: Global___TaskRef | None = ...,
+        number: _builtins.int = ...,
+        state: _payload_pb2.Payload | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state", "task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "state", b"state", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointItem: _TypeAlias = CheckpointItem  # noqa: Y015
 
 @_typing.final
 class Complete(_message.Message):
@@ -619,6 +731,7 @@ class FailItem(_message.Message):
     TASK_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def task(self) -> Global___TaskRef:
         """The lease."""
@@ -631,16 +744,21 @@ class FailItem(_message.Message):
     def retry_after(self) -> _duration_pb2.Duration:
         """Overrides the backoff of an OPERATIONAL failure; 0 to 30 days. Optional."""
 
+    @_builtins.property
+    def checkpoint(self) -> Global___CheckpointItem:
+        """The last checkpoint, if it is newer than what was acknowledged: applied with the failure. Its task is ignored. Optional."""
+
     def __init__(
         self,
         *,
         task: Global___TaskRef | None = ...,
         failure: _run_pb2.Failure | None = ...,
         retry_after: _duration_pb2.Duration | None = ...,
+        checkpoint: Global___CheckpointItem | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "retry_after", b"retry_after", "task", b"task"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "retry_after", b"retry_after", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "retry_after", b"retry_after", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "retry_after", b"retry_after", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -786,6 +904,9 @@ class Task(_message.Message):
     FEEDBACK_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    UNDO_OUTPUT_FIELD_NUMBER: _builtins.int
+    UNFINISHED_FIELD_NUMBER: _builtins.int
     kind: Global___TaskKind.ValueType
     """What is to be done."""
     workflow_id: _builtins.str
@@ -802,6 +923,8 @@ class Task(_message.Message):
     """The same for every attempt of this step, and for no other step: for deduplicating effects in other systems."""
     user_id: _builtins.str
     """On whose behalf the run runs; may be empty."""
+    unfinished: _builtins.bool
+    """For UNDO: why the step did not complete, if it did not (undo_unfinished)."""
     @_builtins.property
     def task(self) -> Global___TaskRef:
         """The lease."""
@@ -822,6 +945,14 @@ class Task(_message.Message):
     def feedback(self) -> _run_pb2.Failure:
         """What was wrong with the attempt before, if that failed as CORRECTIVE."""
 
+    @_builtins.property
+    def checkpoint(self) -> Global___CheckpointItem:
+        """The newest checkpoint of an earlier attempt; unset if there is none."""
+
+    @_builtins.property
+    def undo_output(self) -> _payload_pb2.Payload:
+        """For UNDO: what the step that is undone returned; unset if it did not complete."""
+
     def __init__(
         self,
         *,
@@ -838,10 +969,13 @@ class Task(_message.Message):
         feedback: _run_pb2.Failure | None = ...,
         idempotency_key: _builtins.str = ...,
         user_id: _builtins.str = ...,
+        checkpoint: Global___CheckpointItem | None = ...,
+        undo_output: _payload_pb2.Payload | None = ...,
+        unfinished: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt_timeout", b"attempt_timeout", "feedback", b"feedback", "input", b"input", "lease_duration", b"lease_duration", "task", b"task"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt_timeout", b"attempt_timeout", "checkpoint", b"checkpoint", "feedback", b"feedback", "input", b"input", "lease_duration", b"lease_duration", "task", b"task", "undo_output", b"undo_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempt_timeout", b"attempt_timeout", "definition_hash", b"definition_hash", "feedback", b"feedback", "handler", b"handler", "idempotency_key", b"idempotency_key", "input", b"input", "kind", b"kind", "lease_duration", b"lease_duration", "node_id", b"node_id", "task", b"task", "user_id", b"user_id", "workflow_id", b"workflow_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempt_timeout", b"attempt_timeout", "checkpoint", b"checkpoint", "definition_hash", b"definition_hash", "feedback", b"feedback", "handler", b"handler", "idempotency_key", b"idempotency_key", "input", b"input", "kind", b"kind", "lease_duration", b"lease_duration", "node_id", b"node_id", "task", b"task", "undo_output", b"undo_output", "unfinished", b"unfinished", "user_id", b"user_id", "workflow_id", b"workflow_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -895,6 +1029,7 @@ class ItemResult(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     VIOLATIONS_FIELD_NUMBER: _builtins.int
     LEASE_DURATION_FIELD_NUMBER: _builtins.int
+    CANCEL_WANTED_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Its index in the frame, from 0."""
     outcome: Global___ItemOutcome.ValueType
@@ -903,6 +1038,8 @@ class ItemResult(_message.Message):
     """Why, if LEASE_LOST or REFUSED."""
     message: _builtins.str
     """For people."""
+    cancel_wanted: _builtins.bool
+    """In the answer to a heartbeat: the step should stop, as in Cancel; lease_duration is what remains of its grace."""
     @_builtins.property
     def violations(self) -> _containers.RepeatedCompositeFieldContainer[_run_service_pb2.Violation]:
         """Every fault, if REFUSED for several or for places in the output."""
@@ -920,14 +1057,51 @@ class ItemResult(_message.Message):
         message: _builtins.str = ...,
         violations: _abc.Iterable[_run_service_pb2.Violation] | None = ...,
         lease_duration: _duration_pb2.Duration | None = ...,
+        cancel_wanted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "lease_duration", b"lease_duration", "message", b"message", "outcome", b"outcome", "reason", b"reason", "violations", b"violations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_wanted", b"cancel_wanted", "index", b"index", "lease_duration", b"lease_duration", "message", b"message", "outcome", b"outcome", "reason", b"reason", "violations", b"violations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ItemResult: _TypeAlias = ItemResult  # noqa: Y015
+
+@_typing.final
+class Cancel(_message.Message):
+    """Steps that should stop: their run ends. What they report before the lease runs out counts. The same is told in the
+    answer to each heartbeat.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASKS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    REMAINING_FIELD_NUMBER: _builtins.int
+    reason: _error_pb2.ErrorReason.ValueType
+    """Why."""
+    @_builtins.property
+    def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskRef]:
+        """The leases."""
+
+    @_builtins.property
+    def remaining(self) -> _duration_pb2.Duration:
+        """How long until the leases are revoked."""
+
+    def __init__(
+        self,
+        *,
+        tasks: _abc.Iterable[Global___TaskRef] | None = ...,
+        reason: _error_pb2.ErrorReason.ValueType = ...,
+        remaining: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["remaining", b"remaining"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "remaining", b"remaining", "tasks", b"tasks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cancel: _TypeAlias = Cancel  # noqa: Y015
 
 @_typing.final
 class Revoke(_message.Message):
