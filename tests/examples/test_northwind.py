@@ -24,7 +24,7 @@ from examples.northwind.dataset import Dataset, Line, Order, load
 from examples.northwind.ledger import StaleToken
 from examples.northwind.reconciliation import EFFECTS, Reconciliation, expected_totals, reconcile
 from fencepost import PermanentError, Step, StepContext
-from fencepost_server.domain.manifest import parse_manifest
+from fencepost_server.domain.manifest import StepNode, parse_manifest
 from fencepost_server.embedded import EmbeddedPostgres
 from tests.fixtures.postgres_server import has_ended
 from tests.fixtures.processes import Process
@@ -100,7 +100,8 @@ def test_the_manifest_has_the_steps_that_the_worker_runs_and_the_reconciliation_
     manifest = parse_manifest(MANIFEST.read_text("utf-8"), yaml=True)
     steps: list[Step[..., Any]] = [worker.validate, worker.price, worker.reserve]
     steps += [worker.charge, worker.ship, worker.notify]
-    assert [(node.handler, node.queue) for node in manifest.nodes] == [(step.name, step.queue) for step in steps]
+    nodes = [node for node in manifest.nodes if isinstance(node, StepNode)]
+    assert [(node.handler, node.queue) for node in nodes] == [(step.name, step.queue) for step in steps]
     assert [node.id for node in manifest.nodes] == list(EFFECTS)
 
 

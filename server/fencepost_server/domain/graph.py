@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fencepost_server.domain.jsontext import canonical_value
-from fencepost_server.domain.manifest import Manifest, StepNode, parse_manifest
+from fencepost_server.domain.manifest import Manifest, ManifestInvalid, StepNode, parse_manifest
 from fencepost_server.domain.schema import CompiledSchema, compile_schema
 from fencepost_server.domain.violation import Violation
 
@@ -60,8 +60,9 @@ def compile_manifest(manifest: Manifest) -> Graph:
     better.
     """
     nodes = []
-    following = [*manifest.nodes[1:], None]
-    for step, after in zip(manifest.nodes, following, strict=True):
+    steps = _steps(manifest)
+    following = [*steps[1:], None]
+    for step, after in zip(steps, following, strict=True):
         schemas = [step.output_schema]
         if after is None:
             schemas.append(manifest.output_schema)
@@ -75,9 +76,16 @@ def compile_manifest(manifest: Manifest) -> Graph:
                 _compiled(*schemas),
             )
         )
-    return Graph(
-        manifest, manifest.hash, _compiled(manifest.input_schema, manifest.nodes[0].input_schema), tuple(nodes)
-    )
+    return Graph(manifest, manifest.hash, _compiled(manifest.input_schema, steps[0].input_schema), tuple(nodes))
+
+
+def _steps(manifest: Manifest) -> list[StepNode]:
+    steps = []
+    for index, node in enumerate(manifest.nodes):
+        if not isinstance(node, StepNode):
+            raise ManifestInvalid((Violation(f"/sequence/{index}", "is no step, and only steps can be run"),))
+        steps.append(node)
+    return steps
 
 
 def _compiled(*schemas: object) -> tuple[CompiledSchema, ...]:

@@ -20,6 +20,7 @@ from fencepost_server.domain.durations import format_duration
 from fencepost_server.domain.jsontext import JsonError, canonical_value, parse
 from fencepost_server.domain.manifest_diff import difference
 from fencepost_server.domain.manifest_reader import NAME_RULE, Faults, ObjectReader
+from fencepost_server.domain.nodes import Node, StepNode
 from fencepost_server.domain.policy import RetryPolicy
 from fencepost_server.domain.schema_match import WorkBudget, mismatch
 from fencepost_server.domain.violation import Violation
@@ -58,36 +59,22 @@ class ManifestLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class StepNode:
-    """A node that runs a step. `timeout_seconds` and `lease_seconds` are for one attempt.
-
-    The schemas are JSON Schemas as values of `jsontext.parse`, or None where the manifest has none. Where
-    `schema_check` is `runtime`, nobody has proved that what arrives is what the node takes; on the last node
-    the same holds for what the workflow returns.
-    """
-
-    id: str
-    handler: str
-    queue: str
-    input_schema: object | None
-    output_schema: object | None
-    timeout_seconds: float | None
-    lease_seconds: float
-    retry: RetryPolicy
-    schema_check: str = "strict"
-
-
-@dataclass(frozen=True, slots=True)
 class Manifest:
-    """A valid manifest. `canonical` is its one canonical JSON text, `hash` the 32 bytes of its SHA-256."""
+    """A valid manifest. `canonical` is its one canonical JSON text, `hash` the 32 bytes of its SHA-256.
+
+    `retention_seconds` is how long ended runs are kept, None: as long as the server's default says. `children`
+    has the ids of the workflows that child nodes run, wherever they stand.
+    """
 
     workflow_id: str
     compatibility_id: str
     input_schema: object | None
     output_schema: object | None
-    nodes: tuple[StepNode, ...]
+    nodes: tuple[Node, ...]
     canonical: str
     hash: bytes
+    retention_seconds: float | None = None
+    children: frozenset[str] = frozenset()
 
 
 class ManifestInvalid(ValueError):
