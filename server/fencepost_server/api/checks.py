@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import uuid
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -16,6 +17,9 @@ from fencepost_server.domain.violation import Violation
 
 DEFAULT_NAMESPACE = "default"
 MAX_NAME = 200
+MAX_ATTRIBUTES = 32
+MAX_ATTRIBUTE_KEY = 100
+MAX_ATTRIBUTE_VALUE = 200
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
@@ -89,12 +93,30 @@ class Checks:
             self.note(path, f"must be between {low} and {high}")
         return value
 
-    def seconds(self, value: Duration, path: str, high: float) -> float:
+    def seconds(self, value: Duration, path: str, high: float, low: float = 0) -> float:
         """A duration in seconds."""
         seconds: float = value.seconds + value.nanos / 1e9
-        if not 0 <= seconds <= high:
-            self.note(path, f"must be between 0 and {high:g} s")
+        if not low <= seconds <= high:
+            self.note(path, f"must be between {low:g} and {high:.15g} s")
         return seconds
+
+    def attributes(self, values: Mapping[str, str], path: str, most: int = MAX_ATTRIBUTES) -> dict[str, str]:
+        """Labels of a run, or what a list looks for: in the order of their keys, since a map of the wire has none."""
+        if len(values) > most:
+            self.note(path, f"at most {most}")
+        for key, value in sorted(values.items()):
+            place = f"{path}[{key[:MAX_ATTRIBUTE_KEY]!r}]"
+            if len(key) > MAX_ATTRIBUTE_KEY or _NAME.fullmatch(key) is None:
+                self.note(
+                    place,
+                    f"the key must be 1 to {MAX_ATTRIBUTE_KEY} letters, digits or . _ - / "
+                    "and begin with a letter or digit",
+                )
+            if len(value) > MAX_ATTRIBUTE_VALUE:
+                self.note(place, f"the value has at most {MAX_ATTRIBUTE_VALUE} characters")
+            if "\0" in value:
+                self.note(place, "NUL is not allowed")
+        return dict(sorted(values.items()))
 
 
 def page_token(kind: str, values: list[Any]) -> str:

@@ -13,6 +13,7 @@ from fencepost_server.api import views
 from fencepost_server.api.calls import call, stream
 from fencepost_server.api.checks import Checks, page_token, read_page_token
 from fencepost_server.config import Config
+from fencepost_server.domain.durations import MAX_MILLISECONDS
 from fencepost_server.domain.errors import FencepostError, InvalidPageToken
 from fencepost_server.engine import reading
 from fencepost_server.engine.engine import Engine
@@ -23,6 +24,7 @@ from fencepost_server.wire.payloads import payload_in
 from fencepost_server.wire.status import item_error
 
 _DEFAULT_PAGE, _DEFAULT_WAIT, _PAGE_BYTES = 100, 30.0, 2 << 20
+_LONGEST_TIME, _SHORTEST_TIMEOUT = MAX_MILLISECONDS / 1000, 0.001
 _RUNS, _HISTORY = "runs", "history"
 
 
@@ -78,6 +80,11 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
         elif request.on_active_duplicate and not dedupe_key:
             checks.note("on_active_duplicate", "needs a dedupe_key")
         bind_duplicate = request.on_active_duplicate == pb.DUPLICATE_POLICY_BIND
+        attributes = checks.attributes(request.attributes, "attributes")
+        start_delay = checks.seconds(request.start_delay, "start_delay", _LONGEST_TIME)
+        run_timeout = None
+        if request.HasField("run_timeout"):
+            run_timeout = checks.seconds(request.run_timeout, "run_timeout", _LONGEST_TIME, _SHORTEST_TIMEOUT)
         checks.done()
         payload, value = payload_in(request.input, self._config.max_payload_bytes, "input")
         return StartRequest(
@@ -92,6 +99,9 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
             priority,
             dedupe_key,
             bind_duplicate,
+            attributes,
+            start_delay,
+            run_timeout,
         )
 
     @call

@@ -7,7 +7,7 @@ and is settled once: after the commit, or when it is given up.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
@@ -157,6 +157,12 @@ class Start:
     priority: int
     dedupe_key: str = ""
     bind_duplicate: bool = False
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """Labels for lists: names of up to 100 characters, values of up to 200."""
+    start_delay: float = 0.0
+    """Seconds until the first node begins."""
+    run_timeout: float | None = None
+    """Seconds from the start until the run fails if it has not ended."""
     result: asyncio.Future[Started | FencepostError] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -165,8 +171,8 @@ class Start:
 
     @property
     def size(self) -> int:
-        """About its payload bytes."""
-        return self.input.size
+        """About its payload bytes, and those of its labels."""
+        return self.input.size + sum(len(key) + len(value) for key, value in self.attributes.items())
 
     @property
     def wanted(self) -> bool:

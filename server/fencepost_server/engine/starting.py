@@ -7,7 +7,8 @@ import json
 import os
 import time
 import uuid
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from fencepost_server.domain.jsontext import canonical, fingerprint
 from fencepost_server.domain.model import Payload
@@ -16,7 +17,9 @@ from fencepost_server.engine.operations import Start
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """A valid request. ``value`` is the parsed JSON input, or None if it is binary."""
+    """A valid request. ``value`` is the parsed JSON input, or None if it is binary. ``start_delay`` and ``run_timeout``
+    are seconds; None: no timeout.
+    """
 
     namespace: str
     workflow_id: str
@@ -29,6 +32,9 @@ class StartRequest:
     priority: int
     dedupe_key: str = ""
     bind_duplicate: bool = False
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    start_delay: float = 0.0
+    run_timeout: float | None = None
 
 
 def new_run_id() -> str:
@@ -58,6 +64,9 @@ def make_start(request: StartRequest) -> Start:
         request.priority,
         request.dedupe_key,
         request.bind_duplicate,
+        request.attributes,
+        request.start_delay,
+        request.run_timeout,
     )
 
 
@@ -73,7 +82,16 @@ def _fingerprint(request: StartRequest) -> bytes:
 
 
 def _request_fingerprint(request: StartRequest, print_: bytes) -> bytes:
-    """SHA-256 of the whole request: another one under the same request id is a conflict (I7)."""
+    """SHA-256 of the whole request: another one under the same request id is a conflict (I7). What a request leaves out
+    leaves no trace, so that one remembered by an older server is still known.
+    """
+    optional: dict[str, object] = {}
+    if request.attributes:
+        optional["attributes"] = sorted(request.attributes.items())
+    if request.start_delay:
+        optional["start_delay"] = request.start_delay
+    if request.run_timeout is not None:
+        optional["run_timeout"] = request.run_timeout
     rest = json.dumps(
         [
             request.definition_hash.hex() if request.definition_hash else "",
@@ -81,6 +99,7 @@ def _request_fingerprint(request: StartRequest, print_: bytes) -> bytes:
             request.request_key,
             request.priority,
             *([request.dedupe_key, request.bind_duplicate] if request.dedupe_key else []),
+            *([optional] if optional else []),
         ]
     )
     return hashlib.sha256(print_ + rest.encode()).digest()
