@@ -15,18 +15,30 @@ from typing import Any
 
 
 class RunState(IntEnum):
-    """Where a run is in its life."""
+    """Where a run is in its life. The numbers are the contract's."""
 
     PENDING = 1
     RUNNING = 2
     COMPLETED = 3
     FAILED = 4
     BLOCKED = 5
+    WAITING = 6
+    PAUSED = 7
+    ENDING = 8
+    UNDOING = 9
+    CANCELLED = 10
+    TERMINATED = 11
+    CONTINUED = 12
 
     @property
     def final(self) -> bool:
-        """Nothing changes a run in a final state (I4)."""
-        return self in (RunState.COMPLETED, RunState.FAILED)
+        """Nothing but a retry of a FAILED one changes a run in a final state (I4)."""
+        return self in FINAL_STATES
+
+
+FINAL_STATES = frozenset(
+    (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED, RunState.TERMINATED, RunState.CONTINUED)
+)
 
 
 class EventType(IntEnum):
@@ -40,6 +52,49 @@ class EventType(IntEnum):
     RUN_COMPLETED = 6
     RUN_FAILED = 7
     RUN_BLOCKED = 8
+    TIMER_STARTED = 9
+    TIMER_FIRED = 10
+    SIGNAL_AWAITED = 11
+    SIGNAL_RECEIVED = 12
+    SIGNAL_TAKEN = 13
+    SCOPE_OPENED = 14
+    ITEM_OPENED = 15
+    SCOPE_CLOSED = 16
+    CHOICE_MADE = 17
+    INPUT_BUILT = 18
+    CHILD_SCHEDULED = 19
+    CHILD_ENDED = 20
+    NODE_FAILED = 21
+    RUN_ENDING = 22
+    STEP_CANCELLED = 23
+    UNDO_SCHEDULED = 24
+    UNDO_RETRYING = 25
+    UNDO_COMPLETED = 26
+    UNDO_FAILED = 27
+    UNDO_SKIPPED = 28
+    RUN_CANCELLED = 29
+    RUN_TERMINATED = 30
+    RUN_PAUSED = 31
+    RUN_RESUMED = 32
+    RUN_RETRIED = 33
+
+
+class TaskKind(IntEnum):
+    """What is to be done with a task. The numbers are the contract's."""
+
+    STEP = 1
+    UNDO = 2
+
+
+class TimerKind(IntEnum):
+    """What a timer is for. The numbers are the contract's."""
+
+    SLEEP = 1
+    SIGNAL_TIMEOUT = 2
+    QUEUE_TIMEOUT = 3
+    TOTAL_TIMEOUT = 4
+    RUN_TIMEOUT = 5
+    START_DELAY = 6
 
 
 class FailureKind(IntEnum):
@@ -192,6 +247,14 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A numbered state of a step, for its next attempt."""
+
+    number: int
+    state: Payload
+
+
+@dataclass(frozen=True, slots=True)
 class LeasedTask:
     """A task on lease, with all that a worker is told of it. ``frame_id``: the worker's last frame before the lease."""
 
@@ -213,6 +276,12 @@ class LeasedTask:
     user_id: str
     eager_depth: int = 0
     frame_id: int = 0
+    kind: TaskKind = TaskKind.STEP
+    checkpoint: Checkpoint | None = None
+    undo_output: Payload | None = None
+    """Of an UNDO: what the step returned, if it completed."""
+    unfinished: bool = False
+    """Of an UNDO: the step did not complete, but may have acted."""
 
 
 PARKED_UNTIL = datetime(9999, 1, 1, tzinfo=UTC)

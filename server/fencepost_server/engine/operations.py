@@ -7,13 +7,13 @@ and is settled once: after the commit, or when it is given up.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
 from fencepost_server.domain.errors import FencepostError
-from fencepost_server.domain.model import Failure, LeasedTask, Outcome, Payload
+from fencepost_server.domain.model import NULL, Checkpoint, Failure, LeasedTask, Outcome, Payload, RunState, TimerKind
 from fencepost_server.domain.violation import Violation
 
 
@@ -25,6 +25,7 @@ class ReportKind(IntEnum):
     RELEASE = 3  # by the worker: not begun
     UNDELIVERED = 4  # by this server: leased, but never on its stream
     EXPIRE = 5  # by the sweeper
+    CHECKPOINT = 6  # a state of the step, which goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,10 @@ class WorkerSession(Protocol):
         """The stream has to end."""
 
     def revoke(self, ref: tuple[str, int, int], reason: str) -> None:
-        """A lease (run_id, task_id, token) of this session was ended by a loop."""
+        """A lease (run_id, task_id, token) of this session was ended by somebody else."""
+
+    def cancel(self, ref: tuple[str, int, int], reason: str, remaining: float) -> None:
+        """A step should stop: its lease is revoked after so many seconds."""
 
     def knows(self, ref: tuple[str, int, int]) -> bool:
         """Whether the lease is on its stream, or on its way there."""
@@ -99,6 +103,8 @@ class Report:
     """The output, parsed, for its schema."""
     failure: Failure | None = None
     retry_after: float | None = None
+    checkpoint: Checkpoint | None = None
+    """Of a CHECKPOINT; of a FAIL, the last one, applied before it."""
     session: WorkerSession | None = None
     frame_id: int = 0
     index: int = 0
@@ -113,6 +119,8 @@ class Report:
         size = 0 if self.output is None else self.output.size
         if self.failure is not None:
             size += len(self.failure.message) + (self.failure.feedback.size if self.failure.feedback else 0)
+        if self.checkpoint is not None:
+            size += self.checkpoint.state.size
         return size
 
     @property
@@ -189,4 +197,125 @@ class Start:
         self.settle(error)
 
 
-Operation = Report | Start
+class CommandKind(IntEnum):
+    """What is asked of a run."""
+
+    SIGNAL = 1
+    CANCEL = 2
+    TERMINATE = 3
+    PAUSE = 4
+    RESUME = 5
+    RETRY = 6
+    REMOVE = 7  # by the removal of its definition
+
+
+@dataclass(frozen=True, slots=True)
+class Commanded:
+    """The answer to a command: the run's state after it, and of a signal the number of its event."""
+
+    state: RunState
+    seq: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Command:
+    """Something asked of one run, by a call. A ``request_id`` is remembered with the run; ``fingerprint`` is of all
+    that was asked under it.
+    """
+
+    kind: CommandKind
+    run_id: str
+    namespace: str
+    request_id: str = ""
+    fingerprint: bytes = b""
+    reason: str = ""
+    name: str = ""
+    """Of a SIGNAL."""
+    payload: Payload = NULL
+    """Of a SIGNAL."""
+    grace: float | None = None
+    """Of a CANCEL, in seconds; None: as configured."""
+    skip_undo: bool = False
+    """Of a RETRY."""
+    result: asyncio.Future[Commanded | FencepostError] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    again: bool = False
+    deadline: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """About its payload bytes."""
+        return self.payload.size
+
+    @property
+    def wanted(self) -> bool:
+        """Not tried beyond its deadline: its caller is told, and repeats it."""
+        return False
+
+    def settle(self, outcome: Commanded | FencepostError) -> None:
+        """Answer the caller, unless it is gone."""
+        if not self.result.done():
+            self.result.set_result(outcome)
+
+    def give_up(self, error: FencepostError) -> None:
+        """Not committed, or not known to be."""
+        self.settle(error)
+
+
+@dataclass(slots=True, eq=False)
+class Fire:
+    """A timer that is due. ``done`` is called when it was committed or given up."""
+
+    run_id: str
+    namespace: str
+    seq: int
+    kind: TimerKind
+    done: Callable[[Fire], None]
+    again: bool = False
+    deadline: float = 0.0
+    size: int = 0
+    wanted: bool = False
+
+    def give_up(self, error: FencepostError) -> None:
+        """Not committed: the loop finds it again."""
+        self.done(self)
+
+
+class MessageKind(IntEnum):
+    """What one run tells another."""
+
+    START_CHILD = 1
+    CANCEL_CHILD = 2
+    TERMINATE_CHILD = 3
+    CHILD_ENDED = 4
+
+
+@dataclass(slots=True, eq=False)
+class Deliver:
+    """A message of the outbox, for its target. ``done`` is called when it was committed or given up."""
+
+    message_id: int
+    run_id: str
+    """The target."""
+    kind: MessageKind
+    source_run: str
+    source_seq: int
+    namespace: str
+    body: str
+    done: Callable[[Deliver], None]
+    again: bool = False
+    deadline: float = 0.0
+    wanted: bool = False
+
+    @property
+    def size(self) -> int:
+        """About its bytes."""
+        return len(self.body)
+
+    def give_up(self, error: FencepostError) -> None:
+        """Not committed: the loop finds it again."""
+        self.done(self)
+
+
+Operation = Report | Start | Command | Fire | Deliver
