@@ -57,12 +57,12 @@ class Checks:
             self.note(path, f"must be 1 to {MAX_NAME} letters, digits or . _ - / and begin with a letter or digit")
         return value
 
-    def text(self, value: str, path: str, *, required: bool = False) -> str:
+    def text(self, value: str, path: str, *, required: bool = False, most: int = MAX_NAME) -> str:
         """A free text of a caller's own, such as a key."""
         if required and not value:
             self.note(path, "is required")
-        if len(value) > MAX_NAME:
-            self.note(path, f"at most {MAX_NAME} characters")
+        if len(value) > most:
+            self.note(path, f"at most {most} characters")
         if "\0" in value:
             self.note(path, "NUL is not allowed")
         return value

@@ -15,9 +15,9 @@ from fencepost_server.api.checks import Checks, page_token, read_page_token
 from fencepost_server.config import Config
 from fencepost_server.domain.durations import MAX_MILLISECONDS
 from fencepost_server.domain.errors import FencepostError, InvalidPageToken
-from fencepost_server.engine import reading
+from fencepost_server.engine import control, reading
 from fencepost_server.engine.engine import Engine
-from fencepost_server.engine.operations import Started
+from fencepost_server.engine.operations import Commanded, Started
 from fencepost_server.engine.starting import StartRequest
 from fencepost_server.store import runs
 from fencepost_server.wire.payloads import payload_in
@@ -25,6 +25,7 @@ from fencepost_server.wire.status import item_error
 
 _DEFAULT_PAGE, _DEFAULT_WAIT, _PAGE_BYTES = 100, 30.0, 2 << 20
 _LONGEST_TIME, _SHORTEST_TIMEOUT = MAX_MILLISECONDS / 1000, 0.001
+_LONGEST_REASON, _LONGEST_GRACE = 1000, 86_400.0
 _RUNS, _HISTORY = "runs", "history"
 
 
@@ -163,6 +164,56 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
         view, ended = await reading.wait(self._engine, namespace, run_id, timeout)
         return pb.WaitRunResponse(run=views.run_detail(view.run, view.graph), ended=ended)
 
+    @call
+    async def SignalRun(self, request: pb.SignalRunRequest) -> pb.SignalRunResponse:
+        """Give a run a signal."""
+        checks = Checks()
+        namespace, run_id, request_id = _target(checks, request)
+        name = checks.name(request.signal_name, "signal_name")
+        checks.done()
+        payload, _ = payload_in(request.payload, self._config.max_payload_bytes, "payload")
+        answer = await control.signal(self._engine, namespace, run_id, name, payload, request_id)
+        return pb.SignalRunResponse(state=_state(answer), seq=answer.seq)
+
+    @call
+    async def CancelRun(self, request: pb.CancelRunRequest) -> pb.CancelRunResponse:
+        """Ask a run to end."""
+        checks = Checks()
+        namespace, run_id, request_id = _target(checks, request)
+        reason = checks.text(request.reason, "reason", most=_LONGEST_REASON)
+        grace = checks.seconds(request.grace, "grace", _LONGEST_GRACE) if request.HasField("grace") else None
+        checks.done()
+        answer = await control.cancel(self._engine, namespace, run_id, reason, grace, request_id)
+        return pb.CancelRunResponse(state=_state(answer))
+
+    @call
+    async def TerminateRun(self, request: pb.TerminateRunRequest) -> pb.TerminateRunResponse:
+        """End a run at once."""
+        answer = await control.terminate(self._engine, *_plain(request))
+        return pb.TerminateRunResponse(state=_state(answer))
+
+    @call
+    async def PauseRun(self, request: pb.PauseRunRequest) -> pb.PauseRunResponse:
+        """Stop leasing steps of a run."""
+        answer = await control.pause(self._engine, *_plain(request))
+        return pb.PauseRunResponse(state=_state(answer))
+
+    @call
+    async def ResumeRun(self, request: pb.ResumeRunRequest) -> pb.ResumeRunResponse:
+        """Let a paused run go on."""
+        answer = await control.resume(self._engine, *_plain(request))
+        return pb.ResumeRunResponse(state=_state(answer))
+
+    @call
+    async def RetryRun(self, request: pb.RetryRunRequest) -> pb.RetryRunResponse:
+        """Let a failed or blocked run go on."""
+        checks = Checks()
+        namespace, run_id, request_id = _target(checks, request)
+        reason = checks.text(request.reason, "reason", most=_LONGEST_REASON, required=request.skip_undo)
+        checks.done()
+        answer = await control.retry(self._engine, namespace, run_id, reason, request_id, skip_undo=request.skip_undo)
+        return pb.RetryRunResponse(state=_state(answer))
+
     @stream
     async def WatchRun(self, request: pb.WatchRunRequest) -> AsyncIterator[pb.WatchRunResponse]:
         """Stream the events of a run."""
@@ -192,6 +243,38 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
         events = [views.event(record, page.graph, page.run) for record in page.events]
         token = page_token(_HISTORY, [run_id, page.events[-1].seq]) if page.more else ""
         return pb.GetHistoryResponse(events=events, next_page_token=token)
+
+
+_Control = (
+    pb.SignalRunRequest
+    | pb.CancelRunRequest
+    | pb.TerminateRunRequest
+    | pb.PauseRunRequest
+    | pb.ResumeRunRequest
+    | pb.RetryRunRequest
+)
+
+
+def _target(checks: Checks, request: _Control) -> tuple[str, str, str]:
+    """Namespace, run id and request id of a request that asks something of a run."""
+    return (
+        checks.namespace(request.namespace),
+        checks.run_id(request.run_id),
+        checks.text(request.request_id, "request_id"),
+    )
+
+
+def _plain(request: pb.TerminateRunRequest | pb.PauseRunRequest | pb.ResumeRunRequest) -> tuple[str, str, str, str]:
+    """Namespace, run id, reason and request id of a request that has no more. Raises InvalidRequest."""
+    checks = Checks()
+    namespace, run_id, request_id = _target(checks, request)
+    reason = checks.text(request.reason, "reason", most=_LONGEST_REASON)
+    checks.done()
+    return namespace, run_id, reason, request_id
+
+
+def _state(answer: Commanded) -> run_pb2.RunState.ValueType:
+    return run_pb2.RunState.ValueType(answer.state)
 
 
 def _started(started: Started) -> pb.StartRunResponse:

@@ -24,7 +24,7 @@ from fencepost_server.engine.fold import Ready
 from fencepost_server.engine.leases import Adopted, Closer, Renewer, Sweeper
 from fencepost_server.engine.loops import Loop
 from fencepost_server.engine.notify import Listener, Notifier
-from fencepost_server.engine.operations import Operation, Report, ReportKind, Start, Started, WorkerSession
+from fencepost_server.engine.operations import Command, Operation, Report, ReportKind, Start, Started, WorkerSession
 from fencepost_server.engine.reconcile import Reconciler
 from fencepost_server.engine.starting import StartRequest, make_start
 from fencepost_server.engine.watch import Watches
@@ -132,6 +132,12 @@ class Engine:
         start: Start = make_start(request)
         self._lane(start.run_id).submit_one(start)
         return start.result
+
+    def submit(self, command: Command) -> None:
+        """Queue something asked of a run; its ``result`` is set after the commit. Raises Overloaded, ServerDraining."""
+        if self.draining:
+            raise ServerDraining("this server is shutting down")
+        self._lane(command.run_id).submit_one(command)
 
     def report(self, reports: Sequence[Report]) -> None:
         """Queue reports on tasks. Their sessions are told after the commit."""

@@ -71,14 +71,18 @@ def make_start(request: StartRequest) -> Start:
 
 
 def _fingerprint(request: StartRequest) -> bytes:
-    """SHA-256 of what the run is asked to do: workflow and canonical input; for binary input its codec's
-    fingerprint, in the metadata, if there is one (two encryptions of one text differ), else its bytes.
+    """SHA-256 of what the run is asked to do: workflow and input."""
+    return fingerprint(request.workflow_id, comparable(request.input))
+
+
+def comparable(payload: Payload) -> str:
+    """A text that is equal for payloads that say the same: canonical JSON; for a binary one its codec's fingerprint,
+    in the metadata, if there is one (two encryptions of one text differ), else its digest.
     """
-    if request.input.binary is None:
-        return fingerprint(request.workflow_id, canonical(request.input.json or "null"))
-    codec = json.loads(request.input.metadata or "{}").get("fingerprint")
-    body = f"codec:{codec}" if codec else "binary:" + hashlib.sha256(request.input.binary).hexdigest()
-    return fingerprint(request.workflow_id, body)
+    if payload.binary is None:
+        return canonical(payload.json or "null")
+    codec = json.loads(payload.metadata or "{}").get("fingerprint")
+    return f"codec:{codec}" if codec else "binary:" + hashlib.sha256(payload.binary).hexdigest()
 
 
 def _request_fingerprint(request: StartRequest, print_: bytes) -> bytes:
