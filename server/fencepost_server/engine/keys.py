@@ -1,10 +1,13 @@
 """What a start's keys stand for (semantics: starting a run).
 
-Three keys, asked in this order, memory before state:
+Three keys of callers, asked in this order, memory before state:
 
 - the **request id** makes one call repeatable: it gets its first answer again;
 - the **request key** names a run for ever: the same key again is that run, whatever its state;
 - the **dedupe key** names a run until it has ended: then it is free again, in the transaction of the end.
+
+And one of our own: the **schedule key** names the run of one fire time. Whoever tries that time again finds the run, also
+when the schedule asks for another input by now; so its fingerprint is no digest, but tells what the run was started by.
 
 A start whose answer is an existing run is remembered under its request id and its request key as bound to that run.
 """
@@ -23,13 +26,13 @@ from fencepost_server.domain.model import RunRow
 from fencepost_server.engine.operations import Start, Started
 from fencepost_server.store.batch import Key, KeyRow
 
-REQUEST_KEY, REQUEST_ID, DEDUPE_KEY = 1, 2, 3
+REQUEST_KEY, REQUEST_ID, DEDUPE_KEY, SCHEDULE_KEY = 1, 2, 3, 4
 """Kinds of run_key."""
 
 
 def has_keys(start: Start) -> bool:
     """Whether a start brings any key."""
-    return bool(start.request_key or start.request_id or start.dedupe_key)
+    return bool(start.request_key or start.request_id or start.dedupe_key or start.schedule_key)
 
 
 def keys_of(start: Start) -> Iterable[tuple[Key, bytes]]:
@@ -40,6 +43,8 @@ def keys_of(start: Start) -> Iterable[tuple[Key, bytes]]:
         yield key, start.request_fingerprint
     if (key := _dedupe_key(start)) is not None:
         yield key, start.fingerprint
+    if (key := _schedule_key(start)) is not None:
+        yield key, start.schedule_origin.encode()
 
 
 def dedupe_key_of(run: RunRow) -> Key:
@@ -59,6 +64,10 @@ def _request_id(start: Start) -> Key | None:
 
 def _dedupe_key(start: Start) -> Key | None:
     return (start.namespace, DEDUPE_KEY, start.workflow_id, "", start.dedupe_key) if start.dedupe_key else None
+
+
+def _schedule_key(start: Start) -> Key | None:
+    return (start.namespace, SCHEDULE_KEY, "", "", start.schedule_key) if start.schedule_key else None
 
 
 class Keys:
@@ -85,7 +94,8 @@ class Keys:
             if row.fingerprint != start.fingerprint:
                 return _conflict(RequestKeyConflict, "request key", start.request_key, row, start.fingerprint)
             return Started(row.run_id, False, row.definition_hash)
-        return None
+        row = self._foreign(start, _schedule_key(start))
+        return None if row is None else Started(row.run_id, False, row.definition_hash)
 
     def claim(self, start: Start, definition_hash: bytes) -> Started | FencepostError | None:
         """The answer of a start that makes no run, or None: its keys are its own and it makes the run."""

@@ -171,6 +171,10 @@ class Start:
     """Seconds until the first node begins."""
     run_timeout: float | None = None
     """Seconds from the start until the run fails if it has not ended."""
+    schedule_key: str = ""
+    """A fire time of a schedule, or a call that triggered it: one run each, whatever its input."""
+    schedule_origin: str = ""
+    """What a schedule's run is started by: remembered with the key."""
     result: asyncio.Future[Started | FencepostError] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )

@@ -18,7 +18,8 @@ from fencepost_server.engine.operations import Start
 @dataclass(frozen=True, slots=True)
 class StartRequest:
     """A valid request. ``value`` is the parsed JSON input, or None if it is binary. ``start_delay`` and ``run_timeout``
-    are seconds; None: no timeout.
+    are seconds; None: no timeout. ``schedule_key`` names one fire time of one schedule, ``schedule_origin`` what the run
+    was started by.
     """
 
     namespace: str
@@ -35,6 +36,8 @@ class StartRequest:
     attributes: Mapping[str, str] = field(default_factory=dict)
     start_delay: float = 0.0
     run_timeout: float | None = None
+    schedule_key: str = ""
+    schedule_origin: str = ""
 
 
 def new_run_id() -> str:
@@ -67,6 +70,8 @@ def make_start(request: StartRequest) -> Start:
         request.attributes,
         request.start_delay,
         request.run_timeout,
+        request.schedule_key,
+        request.schedule_origin,
     )
 
 
