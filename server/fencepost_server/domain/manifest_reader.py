@@ -8,12 +8,15 @@ default where the key is missing or wrong, so that reading can go on to the othe
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from difflib import get_close_matches
 
+from fencepost_server.domain.conditions import Condition, ConditionInvalid, parse_condition
 from fencepost_server.domain.durations import format_duration, parse_duration
+from fencepost_server.domain.input_mapping import InputMapping, MappingInvalid, parse_mapping
+from fencepost_server.domain.json_pointer import parse_pointer
 from fencepost_server.domain.schema import SchemaInvalid, compile_schema
 from fencepost_server.domain.schema_cost import excess
 from fencepost_server.domain.violation import Violation, cut_message, pointer, shown
@@ -82,10 +85,17 @@ class ObjectReader:
             return value
         return default or ""
 
-    def duration(self, key: str, low: str, high: str, default: str | None = None) -> int | None:
+    def seconds(self, key: str, low: str, high: str, *, required: bool = False) -> float | None:
+        """Read a duration from `low` to `high` that has no default, in seconds; None if there is none."""
+        milliseconds = self.duration(key, low, high, required=required)
+        return None if milliseconds is None else milliseconds / 1000
+
+    def duration(
+        self, key: str, low: str, high: str, default: str | None = None, *, required: bool = False
+    ) -> int | None:
         """Read a duration from `low` to `high` in milliseconds; None if there is none and no default."""
         otherwise = None if default is None else parse_duration(default)
-        value = self._take(key)
+        value = self._take(key, required=required)
         if value is None:
             return otherwise
         if not isinstance(value, str):
@@ -133,6 +143,58 @@ class ObjectReader:
             self.canonical[key] = value
         return value
 
+    def boolean(self, key: str) -> bool:
+        """Read true or false; false is the default."""
+        value = self._take(key)
+        if value is not None and not isinstance(value, bool):
+            self.fault(key, f"must be true or false, not {describe(value)}")
+        if value is not True:
+            return False
+        self.canonical[key] = True
+        return True
+
+    def pointer(self, key: str) -> str | None:
+        """Read a required JSON Pointer; None if it has faults."""
+        value = self._take(key, required=True)
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            self.fault(key, f"must be a JSON Pointer such as /lines, not {describe(value)}")
+            return None
+        try:
+            parse_pointer(value)
+        except ValueError as error:
+            self.fault(key, f"{describe(value)} {error}")
+            return None
+        self.canonical[key] = value
+        return value
+
+    def condition(self, key: str) -> Condition | None:
+        """Read a required condition; None if it has faults, which are noted one by one."""
+        value = self._take(key, required=True)
+        if value is None:
+            return None
+        try:
+            condition = parse_condition(value)
+        except ConditionInvalid as error:
+            self._add_all(key, error.violations)
+            return None
+        self.canonical[key] = value
+        return condition
+
+    def mapping(self, key: str) -> InputMapping | None:
+        """Read a template for an input; None if there is none or it has faults, which are noted one by one."""
+        value = self._take(key)
+        if value is None:
+            return None
+        try:
+            mapping = parse_mapping(value)
+        except MappingInvalid as error:
+            self._add_all(key, error.violations)
+            return None
+        self.canonical[key] = value
+        return mapping
+
     def schema(self, key: str) -> object | None:
         """Read a JSON Schema; None if there is none or it has faults, which are noted one by one."""
         self._known.add(key)
@@ -142,10 +204,8 @@ class ObjectReader:
         try:
             compile_schema(value)
         except SchemaInvalid as error:
-            path = self.path + pointer((key,))
-            self._faults.bad_schemas.add(path)
-            for violation in error.violations:
-                self._faults.add(path + violation.path, violation.message)
+            self._faults.bad_schemas.add(self.path + pointer((key,)))
+            self._add_all(key, error.violations)
             return None
         if (fault := excess(value)) is not None:
             path = self.path + pointer((key,))
@@ -163,34 +223,23 @@ class ObjectReader:
     def items(self, key: str, limit: int) -> list[tuple[object, str]]:
         """Read a required array of 1 to `limit` items; return each with its path, none if it is not one."""
         value = self._take(key, required=True)
-        if value is None:
-            return []
-        if not isinstance(value, list):
-            self.fault(key, f"must be an array, not {describe(value)}")
-        elif not value:
-            self.fault(key, "must not be empty")
-        elif len(value) > limit:
-            self.fault(key, f"has {len(value)} items; at most {limit} are accepted")
-        else:
-            return [(item, f"{self.path}{pointer((key, index))}") for index, item in enumerate(value)]
-        return []
+        return [] if value is None else read_items(value, self.path + pointer((key,)), limit, self._faults)
 
-    def finish(self, unsupported: Mapping[str, str]) -> None:
-        """Refuse what is left: keys of the language that this release does not know yet, and unknown ones.
-
-        `unsupported` has the former, each with what to say.
-        """
+    def finish(self, hints: Iterable[str] = ()) -> None:
+        """Refuse the keys that are left. `hints` has more keys that a misspelt one may have been meant for."""
         for key in self._members:
             if key in self._known:
                 continue
-            if key in unsupported:
-                self.fault(key, unsupported[key])
-                continue
             near: list[str] = []
             if len(key) <= _MAX_MISSPELT_CHARS:
-                near = get_close_matches(key, sorted(self._known | unsupported.keys()), n=1)
+                near = get_close_matches(key, sorted(self._known.union(hints)), n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             self.fault(key, f"unknown key {describe(key)}{hint}")
+
+    def _add_all(self, key: str, violations: Iterable[Violation]) -> None:
+        path = self.path + pointer((key,))
+        for violation in violations:
+            self._faults.add(path + violation.path, violation.message)
 
     def _take(self, key: str, *, required: bool = False) -> object | None:
         self._known.add(key)
@@ -224,3 +273,16 @@ def describe(value: object) -> str:
     if isinstance(value, list):
         return "an array"
     return shown(value)
+
+
+def read_items(value: object, path: str, limit: int, faults: Faults) -> list[tuple[object, str]]:
+    """Read an array of 1 to `limit` items at `path`; return each with its path, none if it is not one."""
+    if not isinstance(value, list):
+        faults.add(path, f"must be an array, not {describe(value)}")
+    elif not value:
+        faults.add(path, "must not be empty")
+    elif len(value) > limit:
+        faults.add(path, f"has {len(value)} items; at most {limit} are accepted")
+    else:
+        return [(item, f"{path}/{index}") for index, item in enumerate(value)]
+    return []

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fencepost_server.domain.manifest import ManifestInvalid, ManifestLimits, parse_manifest
+from fencepost_server.domain.manifest import ManifestInvalid, ManifestLimits, StepNode, parse_manifest
 from tests.unit.domain.manifests import faults, manifest, node, read
 
 NAME_MESSAGE = " is not a name: 1 to 200 letters, digits and . _ - / of ASCII, beginning with a letter or digit"
@@ -43,7 +43,6 @@ NAME_MESSAGE = " is not a name: 1 to 200 letters, digits and . _ - / of ASCII, b
             [
                 ("/sequence/2/id", "a is already the id of /sequence/0"),
                 ("/sequence/3/id", "b is already the id of /sequence/1"),
-                ("/sequence/3/sleep", "sleep is not supported by this server release"),
             ],
         ),
         (manifest(sequnce=[]), [("/sequnce", 'unknown key "sequnce"; did you mean sequence?')]),
@@ -82,6 +81,15 @@ DURATION_MESSAGE = "is not a duration such as 500ms, 30s, 5m, 1h30m or 1d"
         ("timeout", "366d", "must be from 1ms to 365d"),
         ("timeout", "99999d", "'99999d' is longer than 3650d"),
         ("timeout", None, "must not be null: leave the key out or give it a value"),
+        ("queue_timeout", "0s", "must be from 1ms to 365d"),
+        ("total_timeout", 1, "must be a duration with its unit, such as 30s, not 1"),
+        ("undo/timeout", "366d", "must be from 1ms to 365d"),
+        ("undo/lease", "1ms", "must be from 1s to 1d"),
+        ("undo/queue", 1, "must be a string, not 1"),
+        ("undo/retry", [], "must be an object, not an array"),
+        ("undo/undo_unfinished", "yes", 'must be true or false, not "yes"'),
+        ("undo/undo_unfinished", None, "must not be null: leave the key out or give it a value"),
+        ("input", None, "must not be null: leave the key out or give it a value"),
         ("lease", "999ms", "must be from 1s to 1d"),
         ("lease", "25h", "must be from 1s to 1d"),
         ("lease", {}, "must be a duration with its unit, such as 30s, not an object"),
@@ -102,7 +110,8 @@ DURATION_MESSAGE = "is not a duration such as 500ms, 30s, 5m, 1h30m or 1d"
 )
 def test_each_value_has_a_range(key: str, value: object, message: str) -> None:
     outer, _, inner = key.partition("/")
-    step = node(**{outer: {inner: value} if inner else value})
+    required = {"step": "undo-it"} if outer == "undo" else {}
+    step = node(**{outer: {**required, inner: value} if inner else value})
     assert faults(manifest(step)) == [(f"/sequence/0/{key}", message)]
 
 
@@ -112,33 +121,6 @@ def test_numbers_beyond_floats_are_judged_like_others(number: str) -> None:
     with pytest.raises(ManifestInvalid) as refusal:
         parse_manifest(text)
     assert [fault.path for fault in refusal.value.violations] == ["/sequence/0/retry/max_attempts"]
-
-
-@pytest.mark.parametrize("key", ["undo", "queue_timeout", "total_timeout", "input"])
-def test_keys_that_come_later_are_refused_as_such(key: str) -> None:
-    assert faults(manifest(node(**{key: "1s"}))) == [
-        (f"/sequence/0/{key}", f"{key} is not supported by this server release")
-    ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [
-        ("sleep", "1d"),
-        ("wait_signal", "approve"),
-        ("parallel", [[], []]),
-        ("map", {"over": "/lines"}),
-        ("choose", []),
-        ("workflow", "invoicing"),
-    ],
-)
-def test_nodes_that_come_later_are_refused_as_such(kind: str, value: object) -> None:
-    later = {"id": "later", kind: value, "timeout": "7d", "anything": 1}
-    expected = f"{kind} is not supported by this server release"
-    assert faults(manifest(node(), later, node(id="b", input_schema={"type": "string"}))) == [
-        (f"/sequence/1/{kind}", expected)
-    ]
-    assert faults(manifest(node(**{kind: value}))) == [(f"/sequence/0/{kind}", expected)]
 
 
 def test_all_faults_are_found_at_once() -> None:
@@ -265,9 +247,9 @@ def test_yaml_that_is_not_json_is_refused_with_all_its_faults() -> None:
 def test_unquoted_yaml_is_what_the_core_schema_says() -> None:
     text = "id: no\ncompatibility_id: 2026-11-01\nsequence: [{id: 1_000, step: on, timeout: 30s}]"
     found = parse_manifest(text, yaml=True)
-    assert (found.workflow_id, found.compatibility_id, found.nodes[0].id, found.nodes[0].handler) == (
-        *["no", "2026-11-01", "1_000", "on"],
-    )
+    (step,) = found.nodes
+    assert isinstance(step, StepNode)
+    assert (found.workflow_id, found.compatibility_id, step.id, step.handler) == ("no", "2026-11-01", "1_000", "on")
 
 
 def test_a_manifest_is_limited_in_bytes_as_sent_and_as_canonical_text() -> None:
