@@ -189,7 +189,7 @@ async def test_requests_to_read_are_told_all_of_their_faults(api: Api) -> None:
             pb.GetRunRequest(request_key=pb.RequestKey(user_id="\0")),
             ["request_key.workflow_id", "request_key.user_id", "request_key.request_key"],
         ),
-        (api.runs.ListRuns, pb.ListRunsRequest(page_size=1001, states=[9]), ["states[0]", "page_size"]),  # type: ignore[list-item]  # no state
+        (api.runs.ListRuns, pb.ListRunsRequest(page_size=1001, states=[99]), ["states[0]", "page_size"]),  # type: ignore[list-item]  # no state
         (api.runs.ListRuns, pb.ListRunsRequest(page_size=-1), ["page_size"]),
         (api.runs.GetHistory, pb.GetHistoryRequest(run_id="", page_size=2000), ["run_id", "page_size"]),
         (api.runs.WaitRun, pb.WaitRunRequest(run_id="-", timeout=seconds(-1)), ["run_id", "timeout"]),

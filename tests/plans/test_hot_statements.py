@@ -31,6 +31,11 @@ insert into run (run_id, namespace, workflow_id, definition_hash, user_id, reque
 select md5('r' || n)::uuid, 'default', 'wf' || (1 + n % 500), sha256((1 + n % 500)::text::bytea), '', 'k' || n,
        3, 3, 0, 5, now() - n * interval '1 s', now() - n * interval '1 s', now()
 from generate_series(1, %(runs)s) n;
+update run set user_id = 'u' || (1 + get_byte(uuid_send(run_id), 0)) where get_byte(uuid_send(run_id), 1) < 128;
+update run set parent_run_id = md5('r' || 50)::uuid where get_byte(uuid_send(run_id), 2) < 4;
+insert into run_attribute (namespace, key, value, created_at, run_id)
+select namespace, 'few', 'v' || get_byte(uuid_send(run_id), 3), created_at, run_id from run union all
+select namespace, 'all', 'v', created_at, run_id from run;
 insert into run_key (namespace, kind, workflow_id, user_id, key, run_id, definition_hash, fingerprint, created)
 select 'default', 1, workflow_id, '', request_key, run_id, definition_hash, '\\x00', true from run;
 insert into event (run_id, seq, type, at, node_index, task_id, token, attempt, digest, payload)
@@ -89,6 +94,24 @@ LIMITS = {
     "server_timeout": timedelta(seconds=10),
     "max_places": 2000,
 }
+LIST: dict[str, Any] = {
+    "lead": 0,
+    "namespace": "default",
+    "workflow_id": "",
+    "user_id": "",
+    "parent_run_id": None,
+    "key": "",
+    "value": "",
+    "created_after": NOW - timedelta(days=1000),
+    "before_at": NOW,
+    "before_run": SOME[0],
+    "states": Ints(),
+    "failures": Texts(),
+    "keys": Texts(),
+    "values": Texts(),
+    "scan": 100,
+    "limit": 100,
+}
 
 HOT: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
     # name: file, statement, parameters, indexes that may be used, rows that may be touched
@@ -134,7 +157,8 @@ HOT: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
         {"task_ready", "task_pkey", "run_pkey", "event_pkey", "cluster_pkey"},
         500,
     ),
-    "renew": ("task", "renew", REFS, {"task_pkey"}, 150),
+    "renew": ("task", "renew", {**REFS, "progress": Texts([])}, {"task_pkey"}, 150),
+    "renew, telling": ("task", "renew", {**REFS, "progress": Texts(['{"json": "1"}'] * 5)}, {"task_pkey"}, 150),
     "read leases": ("task", "read_leases", REFS, {"task_pkey"}, 100),
     "adopt": ("task", "adopt", {**REFS, "session": session_id(5)}, {"task_pkey"}, 150),
     "session's leases": (
@@ -165,34 +189,45 @@ HOT: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
         {"task_session"},
         600,
     ),
-    "list runs": (
+    **{
+        f"list runs by {name}": (
+            "run",
+            "list_runs",
+            {**LIST, **params},
+            {index, "run_pkey", "run_attribute_pkey"},
+            most,
+        )
+        for name, params, index, most in (
+            ("nothing", {}, "run_list", 350),
+            ("state", {"states": Ints([3]), "scan": 1000}, "run_list", 350),
+            ("rare state", {"states": Ints([1]), "scan": 1000}, "run_list", 2100),
+            ("failure", {"failures": Texts(["x", "y", "z"]), "scan": 1000}, "run_list", 2100),
+            (
+                "rare label",
+                {"keys": Texts(["all", "few"]), "values": Texts(["v", "no"]), "scan": 500},
+                "run_list",
+                1600,
+            ),
+            ("workflow", {"lead": 1, "workflow_id": "wf7"}, "run_list_workflow", 350),
+            ("user", {"lead": 2, "user_id": "u7"}, "run_list_user", 350),
+            ("parent", {"lead": 3, "parent_run_id": run_ids(5)[4]}, "run_list_parent", 350),
+            ("label", {"lead": 4, "key": "few", "value": "v7"}, "run_attribute_list", 350),
+            ("frequent label", {"lead": 4, "key": "all", "value": "v"}, "run_attribute_list", 350),
+        )
+    },
+    "count candidates": (
         "run",
-        "list_runs",
+        "count_candidates",
         {
-            "namespace": "default",
-            "before_at": NOW - timedelta(hours=1),
-            "before_run": SOME[0],
-            "scan": 1000,
-            "limit": 100,
-            "states": Ints([3]),
-        },
-        {"run_list"},
-        1000,
-    ),
-    "list runs of a workflow": (
-        "run",
-        "list_runs_of_workflow",
-        {
-            "namespace": "default",
+            **LIST,
             "workflow_id": "wf7",
-            "before_at": NOW,
-            "before_run": SOME[0],
-            "scan": 1000,
-            "limit": 100,
-            "states": Ints([3]),
+            "user_id": "u7",
+            "keys": Texts(["all", "few", "no"]),
+            "values": Texts(["v", "v7", ""]),
+            "most": 300,
         },
-        {"run_list_workflow"},
-        100,
+        {"run_list_workflow", "run_list_user", "run_attribute_list"},
+        900,
     ),
     "open steps": ("task", "open_steps", {"run_id": SOME[0]}, {"task_pkey", "session_pkey"}, 20),
     "probe": (

@@ -7,10 +7,11 @@ import json
 import re
 import uuid
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from fencepost_server.domain.errors import InvalidPageToken, InvalidRequest
 from fencepost_server.domain.violation import Violation
@@ -23,6 +24,10 @@ MAX_ATTRIBUTE_VALUE = 200
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICRO = timedelta(microseconds=1)
+_FIRST_MICRO = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICRO
+_LAST_MICRO = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICRO
 T = TypeVar("T")
 
 
@@ -99,6 +104,14 @@ class Checks:
         if not low <= seconds <= high:
             self.note(path, f"must be between {low:g} and {high:.15g} s")
         return seconds
+
+    def time(self, value: Timestamp, path: str) -> datetime:
+        """A time, to the microsecond that is not before it: all that is stored is as exact."""
+        micros = value.seconds * 1_000_000 + -(-value.nanos // 1000)
+        if not 0 <= value.nanos < 1_000_000_000 or not _FIRST_MICRO <= micros <= _LAST_MICRO:
+            self.note(path, "must be a time of the years 1 to 9999")
+            return _EPOCH
+        return _EPOCH + timedelta(microseconds=micros)
 
     def attributes(self, values: Mapping[str, str], path: str, most: int = MAX_ATTRIBUTES) -> dict[str, str]:
         """Labels of a run, or what a list looks for: in the order of their keys, since a map of the wire has none."""

@@ -20,12 +20,14 @@ from fencepost_server.engine.engine import Engine
 from fencepost_server.engine.operations import Commanded, Started
 from fencepost_server.engine.starting import StartRequest
 from fencepost_server.store import runs
+from fencepost_server.store.runs import RunFilter
 from fencepost_server.wire.payloads import payload_in
 from fencepost_server.wire.status import item_error
 
 _DEFAULT_PAGE, _DEFAULT_WAIT, _PAGE_BYTES = 100, 30.0, 2 << 20
 _LONGEST_TIME, _SHORTEST_TIMEOUT = MAX_MILLISECONDS / 1000, 0.001
 _LONGEST_REASON, _LONGEST_GRACE = 1000, 86_400.0
+_MOST_SOUGHT = 8
 _RUNS, _HISTORY = "runs", "history"
 
 
@@ -128,19 +130,14 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
         """List runs, newest first."""
         checks = Checks()
         namespace = checks.namespace(request.namespace)
-        workflow_id = checks.name(request.workflow_id, "workflow_id", required=False)
-        known = {state for state in run_pb2.RunState.values() if state}
-        for index, state in enumerate(request.states):
-            if state not in known:
-                checks.note(f"states[{index}]", "is not a state of a run")
+        wanted = _filter(checks, namespace, request)
         limit = checks.number(request.page_size, "page_size", 1, self._config.max_page_size, _DEFAULT_PAGE)
         checks.done()
-        before = runs.NEWEST
+        before = None
         if request.page_token:
             at, run_id = read_page_token(_RUNS, request.page_token, (datetime, UUID))
             before = (at, run_id)
-        states = list(request.states) or sorted(known)
-        page = await runs.list_runs(self._engine.reads, namespace, workflow_id, states, before, limit)
+        page = await runs.list_runs(self._engine.reads, wanted, before, limit)
         listed, next_before, size = [], page.next_before, 0
         for index, run in enumerate(page.runs):
             listed.append(views.run_summary(run))
@@ -243,6 +240,25 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
         events = [views.event(record, page.graph, page.run) for record in page.events]
         token = page_token(_HISTORY, [run_id, page.events[-1].seq]) if page.more else ""
         return pb.GetHistoryResponse(events=events, next_page_token=token)
+
+
+def _filter(checks: Checks, namespace: str, request: pb.ListRunsRequest) -> RunFilter:
+    """Which runs are to be listed."""
+    known = {state for state in run_pb2.RunState.values() if state}
+    for index, state in enumerate(request.states):
+        if state not in known:
+            checks.note(f"states[{index}]", "is not a state of a run")
+    return RunFilter(
+        namespace,
+        checks.name(request.workflow_id, "workflow_id", required=False),
+        frozenset(request.states),
+        checks.text(request.user_id, "user_id"),
+        checks.attributes(request.attributes, "attributes", _MOST_SOUGHT),
+        checks.time(request.created_after, "created_after") if request.HasField("created_after") else None,
+        checks.time(request.created_before, "created_before") if request.HasField("created_before") else None,
+        checks.text(request.failure_code, "failure_code"),
+        checks.run_id(request.parent_run_id, "parent_run_id") if request.parent_run_id else None,
+    )
 
 
 _Control = (

@@ -28,6 +28,8 @@ def run_summary(run: RunSummary) -> run_pb2.Run:
         end_time=timestamp(run.ended_at),
         last_seq=run.last_seq,
         dedupe_key=run.dedupe_key,
+        attributes=json.loads(run.attributes) if run.attributes else None,
+        parent_run_id=run.parent_run_id or "",
     )
     if run.failure is not None:
         message.failure.CopyFrom(failure_out(Failure.from_json(run.failure)))

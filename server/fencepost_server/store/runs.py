@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import IntEnum
 from typing import Any
 
-from fencepost_server.domain.model import Payload, RunState
-from fencepost_server.store.arrays import Ints, Uuids
-from fencepost_server.store.connection import Database
+from fencepost_server.domain.model import Failure, FailureKind, Payload, RunState
+from fencepost_server.store.arrays import Ints, Texts, Uuids
+from fencepost_server.store.connection import Database, Params
 from fencepost_server.store.queries import query
+from fencepost_server.store.tasks import NO_RUN
 
-NEWEST = (datetime(9999, 1, 1, tzinfo=UTC), "ffffffff-ffff-ffff-ffff-ffffffffffff")
+Place = tuple[datetime, str]
+"""A place in the order of lists: created_at, run_id."""
+
+NEWEST: Place = (datetime(9999, 1, 1, tzinfo=UTC), "ffffffff-ffff-ffff-ffff-ffffffffffff")
+_OLDEST = datetime(1, 1, 1, tzinfo=UTC)
 _SCAN = 10_000
+_MOST_COUNTED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,9 @@ class RunSummary:
     ended_at: datetime | None
     last_seq: int
     dedupe_key: str
+    attributes: str | None
+    """JSON text of an object of strings; None: none."""
+    parent_run_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +75,7 @@ class RunDetail:
 
 
 def _summary(row: tuple[Any, ...]) -> RunSummary:
-    run_id, namespace, workflow_id, definition_hash, *rest = row[:13]
+    run_id, namespace, workflow_id, definition_hash, *rest = row[:15]
     return RunSummary(run_id, namespace, workflow_id, bytes(definition_hash), *rest)
 
 
@@ -110,43 +120,102 @@ async def run_by_key(
 
 
 @dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Which runs a list is of: those for which all of it holds. What is empty or None does not matter.
+
+    ``created_after`` is included, ``created_before`` is not.
+    """
+
+    namespace: str
+    workflow_id: str = ""
+    states: frozenset[int] = frozenset()
+    user_id: str = ""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+    failure_code: str = ""
+    parent_run_id: str | None = None
+
+    def stored_failures(self) -> list[str]:
+        """How the stored text of a failure with the code begins: as far as its message."""
+        if not self.failure_code:
+            return []
+        return [Failure(kind, self.failure_code, "").to_json().removesuffix('"}') for kind in FailureKind]
+
+
+@dataclass(frozen=True, slots=True)
 class RunPage:
     """Runs, newest first, and where the next page begins (None: there is none)."""
 
     runs: list[RunSummary]
-    next_before: tuple[datetime, str] | None
+    next_before: Place | None
 
 
-async def list_runs(
-    database: Database,
-    namespace: str,
-    workflow_id: str,
-    states: Sequence[int],
-    before: tuple[datetime, str],
-    limit: int,
-) -> RunPage:
-    """One page. Reads a bounded number of rows, so that a rare state can give an empty page that has a next one; where
-    every run fits, no more rows than it returns.
+class _Lead(IntEnum):
+    """By which index the candidates of a list are found: numbers of the statements list_runs and count_candidates."""
+
+    ALL = 0
+    WORKFLOW = 1
+    USER = 2
+    PARENT = 3
+    ATTRIBUTE = 4
+
+
+async def list_runs(database: Database, wanted: RunFilter, before: Place | None, limit: int) -> RunPage:
+    """One page: runs before a place in the order, or from the newest. Looks at a bounded number of runs, so that what
+    is rare can give an empty page that has a next one; where every run fits, at no more than it returns.
     """
-    scan = limit if set(RunState) <= set(states) else _SCAN
-    name = "list_runs_of_workflow" if workflow_id else "list_runs"
-    rows = await database.rows(
-        query("run", name),
-        {
-            "namespace": namespace,
-            "workflow_id": workflow_id,
-            "states": Ints(states),
-            "before_at": before[0],
-            "before_run": before[1],
-            "scan": scan,
-            "limit": limit,
-        },
-    )
-    found = [_summary(row) for row in rows if row[13]]
-    if rows and (len(rows) == limit or rows[-1][14] == scan):
-        last = rows[-1]
-        return RunPage(found, (last[9], last[0]))
+    begin = min(before or NEWEST, (wanted.created_before or NEWEST[0], NO_RUN if wanted.created_before else NEWEST[1]))
+    params: dict[str, Any] = {
+        "namespace": wanted.namespace,
+        "workflow_id": wanted.workflow_id,
+        "user_id": wanted.user_id,
+        "parent_run_id": wanted.parent_run_id,
+        "created_after": wanted.created_after or _OLDEST,
+        "before_at": begin[0],
+        "before_run": begin[1],
+        "states": Ints(() if set(RunState) <= wanted.states else sorted(wanted.states)),
+        "failures": Texts(wanted.stored_failures()),
+    }
+    lead, key = await _lead(database, wanted, params)
+    rest = {k: v for k, v in wanted.attributes.items() if k != key}
+    params |= {"lead": int(lead), "key": key, "value": wanted.attributes.get(key, "")}
+    params |= {"keys": Texts(rest), "values": Texts(rest.values())}
+    narrow = bool(rest or params["states"] or params["failures"]) or _filters(wanted) - {lead}
+    scan = _SCAN if narrow else limit
+    rows = await database.rows(query("run", "list_runs"), {**params, "scan": scan, "limit": limit})
+    found = [_summary(row) for row in rows if row[15]]
+    if len(found) == limit or (rows and rows[-1][16] == scan):
+        return RunPage(found, (rows[-1][9], rows[-1][0]))
     return RunPage(found, None)
+
+
+async def _lead(database: Database, wanted: RunFilter, params: Params) -> tuple[_Lead, str]:
+    """The filter that leaves the fewest runs, and if it is an attribute its key. Only where there are several, they
+    are counted, and only so far.
+    """
+    leads = _filters(wanted)
+    if _Lead.PARENT in leads or not leads:
+        return (_Lead.PARENT if leads else _Lead.ALL), ""
+    keys = list(wanted.attributes)
+    if len(leads) == 1 and len(keys) <= 1:
+        return leads.pop(), keys[0] if keys else ""
+    counted = {"keys": Texts(keys), "values": Texts(wanted.attributes.values()), "most": _MOST_COUNTED}
+    rows = await database.rows(query("run", "count_candidates"), {**params, **counted})
+    # Of several that leave many, an attribute says more than a user or a workflow.
+    _, lead, place = min((count, -lead, place) for lead, place, count in rows)
+    return _Lead(-lead), keys[place - 1] if place else ""
+
+
+def _filters(wanted: RunFilter) -> set[_Lead]:
+    """The filters that have an index."""
+    there = {
+        _Lead.WORKFLOW: wanted.workflow_id,
+        _Lead.USER: wanted.user_id,
+        _Lead.PARENT: wanted.parent_run_id,
+        _Lead.ATTRIBUTE: wanted.attributes,
+    }
+    return {lead for lead, value in there.items() if value}
 
 
 async def progress(database: Database, run_ids: Sequence[str]) -> list[tuple[str, int, bool]]:
