@@ -12,7 +12,7 @@ from fencepost_server.config import Config
 from fencepost_server.domain.errors import DatabaseUnavailable
 from fencepost_server.engine.leases import Renewal, Renewer
 from fencepost_server.store.connection import Database
-from fencepost_server.store.tasks import Ref
+from fencepost_server.store.tasks import Lease, Ref
 
 FRAMES, LEASES = 20, 1000
 
@@ -35,11 +35,11 @@ class Heartbeats:
     def frame(self, session_id: str, leases: int, namespace: str = "default") -> Renewal:
         refs = [(str(uuid.uuid4()), 2, 1) for _ in range(leases)]
 
-        def answered(seconds: dict[Ref, float | None]) -> None:
-            assert list(seconds) == refs
-            assert not any(seconds.values())
+        def answered(leases: dict[Ref, Lease | None]) -> None:
+            assert list(leases) == refs
+            assert not any(leases.values())
             self.answers.append(session_id)
-            self.lost += len(seconds)
+            self.lost += len(leases)
 
         return Renewal(session_id, namespace, refs, answered, lambda: True)
 
@@ -86,3 +86,14 @@ async def test_heartbeats_outlive_an_outage(dsn: str, database: Database) -> Non
     while await renewer.run_once() is not None:
         pass
     assert sorted(heartbeats.answers) == ["a", "a", "b"]
+
+
+async def test_of_progress_that_can_not_be_told_the_newest_is_kept(database: Database) -> None:
+    """I12: it waits with its heartbeats while the database is away, and nobody is promised it."""
+    renewer, heartbeats = Renewer(database.config, database), Heartbeats()
+    frames = [heartbeats.frame("a", 1) for _ in range(10)]
+    for frame in frames:
+        frame.progress = {frame.refs[0]: "x" * (1 << 20)}
+        renewer.submit(frame)
+    assert [bool(frame.progress) for frame in frames] == [False] * 6 + [True] * 4
+    assert all(frame.refs for frame in frames)

@@ -13,7 +13,7 @@ from fencepost_server.engine.operations import Report, ReportKind
 from fencepost_server.store import cluster, tasks
 from fencepost_server.store.cluster import SessionRow
 from fencepost_server.store.connection import Database
-from fencepost_server.store.tasks import Expired, Ref
+from fencepost_server.store.tasks import Expired, Lease, Ref
 
 _SKIPPED_PAUSE = 0.05
 _MAX_PAGES = 40
@@ -21,21 +21,33 @@ _MAX_LEASES = 100_000
 _MAX_CLOSING, _MAX_TRIES = 1000, 100
 _STATEMENT_LEASES = 5000
 _MAX_WAITING = 20  # frames of one session: a heartbeat of 10,000 leases has ten
+_MAX_PROGRESS = 4 << 20  # characters of one session
 
 
 @dataclass(slots=True, eq=False)
 class Renewal:
-    """Leases to renew. ``answered`` gets, as they are known, the seconds of each renewed lease and None for
-    each lost one.
+    """Leases to renew. ``answered`` gets, as they are known, each renewed lease and None for each lost one.
+    ``progress``: JSON text of what some of their steps told of themselves.
     """
 
     session_id: str
     namespace: str
     refs: list[Ref]
-    answered: Callable[[dict[Ref, float | None]], None]
+    answered: Callable[[dict[Ref, Lease | None]], None]
     wanted: Callable[[], bool]
+    progress: dict[Ref, str] = field(default_factory=dict)
     tried: bool = False
     """Its leases were locked when they were tried."""
+
+    @property
+    def told(self) -> int:
+        """The size of the progress."""
+        return sum(map(len, self.progress.values()))
+
+    @property
+    def weight(self) -> int:
+        """What it adds to a statement: a lease counts for one, and so does a KiB of progress."""
+        return len(self.refs) + self.told // 1024
 
 
 class Renewer:
@@ -53,9 +65,16 @@ class Renewer:
 
     def submit(self, renewal: Renewal) -> None:
         """Queue a heartbeat. A session's newest ones stay when more come than are renewed, as while the database is
-        away; older ones are not answered.
+        away; older ones are not answered. Of progress, which nobody is promised, less may wait: the older is dropped.
         """
-        self._waiting.setdefault(renewal.session_id, deque(maxlen=_MAX_WAITING)).append(renewal)
+        frames = self._waiting.setdefault(renewal.session_id, deque(maxlen=_MAX_WAITING))
+        frames.append(renewal)
+        if renewal.progress:
+            spare = _MAX_PROGRESS
+            for frame in reversed(frames):
+                spare -= frame.told
+                if spare < 0:
+                    frame.progress = {}
         self.loop.wake()
 
     async def run_once(self) -> float | None:
@@ -102,15 +121,17 @@ class Renewer:
         """Renew in one transaction. Returns what was locked."""
         namespace = renewals[0].namespace
         refs = list({ref for renewal in renewals for ref in renewal.refs})
+        progress = {ref: text for renewal in renewals for ref, text in renewal.progress.items()}
         async with self._database.transaction() as session:
-            renewed, locked = await tasks.renew(session, namespace, refs)
+            renewed, locked = await tasks.renew(session, namespace, refs, progress)
         skipped: list[Renewal] = []
         for renewal in renewals:
             again = [ref for ref in renewal.refs if ref in locked]
             renewal.answered({ref: renewed.get(ref) for ref in renewal.refs if ref not in locked})
             if again:
+                told = {ref: renewal.progress[ref] for ref in again if ref in renewal.progress}
                 skipped.append(
-                    Renewal(renewal.session_id, namespace, again, renewal.answered, renewal.wanted, tried=True)
+                    Renewal(renewal.session_id, namespace, again, renewal.answered, renewal.wanted, told, tried=True)
                 )
         return skipped
 
@@ -120,20 +141,20 @@ def _parts(renewals: Sequence[Renewal]) -> list[list[Renewal]]:
     parts: list[list[Renewal]] = []
     size = 0
     for renewal in sorted(renewals, key=lambda renewal: renewal.namespace):
-        size += len(renewal.refs)
+        size += renewal.weight
         if parts and parts[-1][0].namespace == renewal.namespace and size <= _STATEMENT_LEASES:
             parts[-1].append(renewal)
         else:
             parts.append([renewal])
-            size = len(renewal.refs)
+            size = renewal.weight
     return parts
 
 
 @dataclass(slots=True)
 class Adopted:
-    """What became of a process's leases: those kept with their seconds, and those that it never received."""
+    """What became of a process's leases: those kept, and those that it never received."""
 
-    kept: dict[Ref, float] = field(default_factory=dict)
+    kept: dict[Ref, Lease] = field(default_factory=dict)
     orphans: list[tuple[Ref, str]] = field(default_factory=list)
 
 

@@ -1,4 +1,4 @@
-"""The parts that frames are made of: references, tasks and results, in the contract's form."""
+"""The parts that frames are made of: references, reports, tasks and results, in the contract's form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost_server.domain.errors import InvalidFrame
-from fencepost_server.domain.model import LeasedTask, Outcome
+from fencepost_server.domain.model import Checkpoint, LeasedTask, Outcome, Payload
 from fencepost_server.engine.operations import Answer, Report, ReportKind
 from fencepost_server.wire.payloads import (
     duration,
@@ -22,7 +22,7 @@ from fencepost_server.wire.payloads import (
 )
 from fencepost_server.wire.status import reason_number
 
-_TASK_OVERHEAD = 1024  # bytes of a Task beside its input and feedback, generously
+_TASK_OVERHEAD = 1024  # bytes of a Task beside its payloads, generously
 
 Ref = tuple[str, int, int]
 """run_id, task_id, token."""
@@ -45,12 +45,38 @@ def completed(item: pb.CompleteItem, namespace: str, limit: int) -> Report:
 
 
 def failed(item: pb.FailItem, namespace: str, limit: int) -> Report:
-    """The report of an attempt that failed. Raises as ``completed``, for the feedback."""
+    """The report of an attempt that failed, perhaps with the last checkpoint. Raises as ``completed``, for the feedback
+    and the checkpoint.
+    """
     ref = ref_of(item.task)
     failure = failure_in(item.failure, limit)
     retry_after = retry_after_in(item.retry_after) if item.HasField("retry_after") else None
-    digest = hashlib.sha256(b"fail" + failure.to_json().encode()).digest()
-    return Report(ReportKind.FAIL, *ref, namespace, digest, failure=failure, retry_after=retry_after)
+    checkpoint = _checkpoint(item.checkpoint, limit, "checkpoint.state") if item.HasField("checkpoint") else None
+    said = b"fail" + failure.to_json().encode()
+    if checkpoint is not None:
+        said += _digest(checkpoint)
+    digest = hashlib.sha256(said).digest()
+    return Report(
+        ReportKind.FAIL, *ref, namespace, digest, failure=failure, retry_after=retry_after, checkpoint=checkpoint
+    )
+
+
+def checkpointed(item: pb.CheckpointItem, namespace: str, limit: int) -> Report:
+    """The report of a state of a step that goes on. Raises as ``completed``."""
+    ref = ref_of(item.task)
+    checkpoint = _checkpoint(item, limit, "state")
+    return Report(ReportKind.CHECKPOINT, *ref, namespace, _digest(checkpoint), checkpoint=checkpoint)
+
+
+def _checkpoint(item: pb.CheckpointItem, limit: int, path: str) -> Checkpoint:
+    if item.number < 1:
+        raise InvalidFrame("checkpoint: number must be 1 or more")
+    state, _ = payload_in(item.state, limit, path)
+    return Checkpoint(item.number, state)
+
+
+def _digest(checkpoint: Checkpoint) -> bytes:
+    return hashlib.sha256(b"checkpoint" + checkpoint.number.to_bytes(8, "big") + checkpoint.state.digest()).digest()
 
 
 def released(item: pb.ReleaseItem, namespace: str, _limit: int) -> Report:
@@ -68,7 +94,7 @@ def task_message(task: LeasedTask) -> pb.Task:
     """A task on lease, as its worker is told of it."""
     return pb.Task(
         task=pb.TaskRef(run_id=task.run_id, task_id=task.task_id, fencing_token=task.token),
-        kind=pb.TASK_KIND_STEP,
+        kind=pb.TaskKind.ValueType(task.kind),
         workflow_id=task.workflow_id,
         definition_hash=task.definition_hash.hex(),
         handler=task.handler,
@@ -80,16 +106,33 @@ def task_message(task: LeasedTask) -> pb.Task:
         feedback=None if task.feedback is None else failure_out(task.feedback),
         idempotency_key=f"{task.run_id}/{task.task_id}",
         user_id=task.user_id,
+        checkpoint=None if task.checkpoint is None else _checkpoint_message(task.checkpoint),
+        undo_output=None if task.undo_output is None else payload_out(task.undo_output),
+        unfinished=task.unfinished,
     )
 
 
+def _checkpoint_message(checkpoint: Checkpoint) -> pb.CheckpointItem:
+    return pb.CheckpointItem(number=checkpoint.number, state=payload_out(checkpoint.state))
+
+
 def size_of(task: LeasedTask) -> int:
-    """About the bytes of its message, never fewer: a character of JSON may take three."""
-    size = _TASK_OVERHEAD + 3 * len(task.input.json or "")
-    size += len(task.input.binary or b"") + len(task.input.metadata or "")
-    if task.feedback is not None and task.feedback.feedback is not None:
-        size += 3 * task.feedback.feedback.size
+    """About the bytes of its message, and rarely fewer: a frame is measured once more before it is sent."""
+    size = _TASK_OVERHEAD + _size_on_wire(task.input)
+    if task.feedback is not None:
+        size += 3 * len(task.feedback.message)
+        if task.feedback.feedback is not None:
+            size += _size_on_wire(task.feedback.feedback)
+    if task.checkpoint is not None:
+        size += _size_on_wire(task.checkpoint.state)
+    if task.undo_output is not None:
+        size += _size_on_wire(task.undo_output)
     return size
+
+
+def _size_on_wire(payload: Payload) -> int:
+    """A character may take three bytes, or four, which few do."""
+    return 3 * len(payload.json or "") + len(payload.binary or b"") + 3 * len(payload.metadata or "")
 
 
 def result_message(index: int, answer: Answer) -> pb.ItemResult:

@@ -8,7 +8,6 @@ left) only saves asking: the truth is in the rows, and every outcome is decided 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -29,19 +28,22 @@ from fencepost_server.engine.leases import Renewal
 from fencepost_server.engine.operations import Answer, Report, ReportKind
 from fencepost_server.session.frames import (
     Ref,
+    checkpointed,
     completed,
     failed,
-    ref_of,
     released,
     result_message,
     size_of,
     task_message,
 )
+from fencepost_server.session.heartbeats import Heard, hear, results
 from fencepost_server.session.hello import Greeting
+from fencepost_server.session.outbox import Outbox
+from fencepost_server.store.tasks import Lease
 from fencepost_server.wire.payloads import duration
 from fencepost_server.wire.status import item_error, reason_number
 
-Item = TypeVar("Item", pb.CompleteItem, pb.FailItem, pb.ReleaseItem)
+Item = TypeVar("Item", pb.CompleteItem, pb.FailItem, pb.ReleaseItem, pb.CheckpointItem)
 _UNANSWERED_PINGS = 3
 
 
@@ -78,7 +80,7 @@ class Session:
         self.nonce = greeting.nonce
         self.error: FencepostError | None = None
         """Why the stream has to end, once it has to."""
-        self.on_output: Callable[[], None] = lambda: None
+        self.outbox = Outbox(config.outbox_bytes, greeting.max_frame_bytes)
         self._config = config
         self._desk = desk
         self._capacity = greeting.capacity
@@ -93,9 +95,6 @@ class Session:
         self._heard: set[tuple[str, int]] = set()
         self._pending = 0
         self.thinned = asyncio.Event()
-        self._urgent: deque[bytes] = deque()
-        self._later: deque[bytes] = deque()
-        self._urgent_bytes = self._later_bytes = 0
         self._ping = 0
         self._pong = 0
 
@@ -118,7 +117,7 @@ class Session:
             or self._leaving
             or self.error is not None
             or self._ping - self._pong > 1
-            or self._later_bytes > self._config.outbox_bytes // 2
+            or self.outbox.laden
         )
 
     def reserve(self, tasks: int) -> None:
@@ -144,15 +143,16 @@ class Session:
     def settle(self, answers: Sequence[tuple[Report, Answer]], tasks: Sequence[LeasedTask]) -> Sequence[LeasedTask]:
         """Send answers, then tasks. Returns the tasks that could not be put on the stream."""
         self._settled(len(answers))
-        results: dict[int, list[pb.ItemResult]] = {}
+        answered: dict[int, list[pb.ItemResult]] = {}
         for report, answer in answers:
+            goes_on = report.kind is ReportKind.CHECKPOINT and answer.outcome is not Outcome.LEASE_LOST
             out = self._out.get((report.run_id, report.task_id))
-            if out is not None and out.token == report.token:
+            if out is not None and out.token == report.token and not goes_on:
                 del self._out[report.run_id, report.task_id]
-            results.setdefault(report.frame_id, []).append(result_message(report.index, answer))
+            answered.setdefault(report.frame_id, []).append(result_message(report.index, answer))
         if not self._open:
             return tasks
-        for frame_id, items in results.items():
+        for frame_id, items in answered.items():
             self._send_results(frame_id, items)
         if self._leaving or self.error is not None:
             return tasks
@@ -164,7 +164,7 @@ class Session:
         """
         self._settled(1)
         out = self._out.get((report.run_id, report.task_id))
-        if out is not None:
+        if out is not None and report.kind is not ReportKind.CHECKPOINT:
             out.reporting = False
         if isinstance(error, DatabaseUnavailable):
             self.end(error)
@@ -181,6 +181,14 @@ class Session:
         self._push(pb.SessionResponse(revoke=pb.Revoke(tasks=[task], reason=reason_number(reason))))
         self._desk.wake()
 
+    def cancel(self, ref: Ref, reason: str, remaining: float) -> None:
+        """A step should stop: its lease is revoked after so many seconds."""
+        if self.knows(ref) and self._open:
+            task = pb.TaskRef(run_id=ref[0], task_id=ref[1], fencing_token=ref[2])
+            cancel = pb.Cancel(reason=reason_number(reason), remaining=duration(max(0.0, remaining)))
+            self.outbox.push_cancel(task, cancel)
+            self._check_reader()
+
     # What the stream asks
 
     def adopt(self, ref: Ref) -> None:
@@ -188,17 +196,10 @@ class Session:
         self._out[ref[0], ref[1]] = _Out(ref[2], 0, 0)
 
     def take(self) -> bytes | None:
-        """The next frame to write: answers and revocations before tasks."""
-        if self._urgent:
-            data = self._urgent.popleft()
-            self._urgent_bytes -= len(data)
-            return data
-        if not self._later:
-            return None
-        data = self._later.popleft()
-        had_enough = self._later_bytes > self._config.outbox_bytes // 2
-        self._later_bytes -= len(data)
-        if had_enough:
+        """The next frame to write."""
+        was_laden = self.outbox.laden
+        data = self.outbox.take()
+        if was_laden and not self.outbox.laden:
             self._desk.wake()
         return data
 
@@ -218,7 +219,7 @@ class Session:
     @property
     def idle(self) -> bool:
         """Nothing is out, waits for its commit, or waits to be written."""
-        return not self._out and not self._pending and not self._urgent and not self._later
+        return not self._out and self.settled
 
     @property
     def finished(self) -> bool:
@@ -228,7 +229,7 @@ class Session:
     @property
     def settled(self) -> bool:
         """Nothing waits for its commit or to be written."""
-        return not self._pending and not self._urgent and not self._later
+        return not self._pending and self.outbox.empty
 
     def welcome(self, message: pb.Welcome) -> None:
         """The first frame."""
@@ -254,17 +255,14 @@ class Session:
         """The stream has to end, for the first such reason."""
         if self.error is None and self._open:
             self.error = error
-            self.on_output()
+            self.outbox.on_output()
 
     def close(self) -> None:
         """The stream has ended. Nothing is sent any more; tasks that were still to be written go back at once."""
         self._open = False
-        numbers = (pb.SessionResponse.FromString(data).tasks.tasks_number for data in self._later)
-        first_unwritten = next((number for number in numbers if number), self._tasks_number + 1)
+        first_unwritten = next(self.outbox.unwritten(), self._tasks_number + 1)
         self._give_back(lambda _, out: out.tasks_number >= first_unwritten)
-        self._urgent.clear()
-        self._later.clear()
-        self._urgent_bytes = self._later_bytes = 0
+        self.outbox.close()
 
     def leave(self) -> None:
         """The worker wants no more tasks, or can't report any: it said Goodbye, or its side of the stream has ended."""
@@ -289,6 +287,8 @@ class Session:
                 self._reports(expected, frame.complete.items, completed)
             case "heartbeat":
                 self._heartbeat(expected, frame.heartbeat)
+            case "checkpoint":
+                self._reports(expected, frame.checkpoint.items, checkpointed)
             case "fail":
                 self._reports(expected, frame.fail.items, failed)
             case "release":
@@ -310,7 +310,7 @@ class Session:
             self._acknowledge(frame_id)
         else:
             self.leave()
-            self._queue_behind(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id)).SerializeToString())
+            self.outbox.push_behind(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id)).SerializeToString())
 
     def _set_capacity(self, frame_id: int, capacity: int) -> None:
         if not 0 <= capacity <= self._config.max_capacity:
@@ -340,7 +340,8 @@ class Session:
                 refused.append(result_message(index, answer))
                 continue
             report.session, report.frame_id, report.index = self, frame_id, index
-            if (out := self._out.get((report.run_id, report.task_id))) is not None and out.token == report.token:
+            out = self._out.get((report.run_id, report.task_id))
+            if out is not None and out.token == report.token and report.kind is not ReportKind.CHECKPOINT:
                 out.reporting = True
             reports.append(report)
         self._pending += len(reports)
@@ -351,59 +352,36 @@ class Session:
 
     def _heartbeat(self, frame_id: int, heartbeat: pb.Heartbeat) -> None:
         """Renew what is listed; take back what this worker should list and does not."""
-        if len(heartbeat.tasks) > self._config.max_frame_items:
-            error = FrameTooLarge(f"{len(heartbeat.tasks)} items are more than {self._config.max_frame_items}")
+        try:
+            heard = hear(heartbeat, self._config)
+        except FencepostError as error:
             self._refuse(frame_id, error)
             return
-        refs: list[Ref] = []
-        indexes: dict[Ref, list[int]] = {}
-        refused: list[pb.ItemResult] = []
-        for index, task in enumerate(heartbeat.tasks):
-            try:
-                ref = ref_of(task)
-            except FencepostError as error:
-                refused.append(result_message(index, Answer(Outcome.REFUSED, error.reason, error.message)))
-                continue
-            if ref not in indexes:
-                refs.append(ref)
-            indexes.setdefault(ref, []).append(index)
+        refs = list(heard.indexes)
         # Only what is out can be missed: nothing else that a worker lists is kept.
         self._heard.update(key for ref in refs if (key := (ref[0], ref[1])) in self._out)
         if not heartbeat.more:
             self._take_back(heartbeat.last_tasks_number)
-        if refused or not refs:
-            self._send_results(frame_id, refused)
+        if heard.refused or not refs:
+            self._send_results(frame_id, heard.refused)
         if refs:
             self._desk.renew(
                 Renewal(
                     self.session_id,
                     self.namespace,
                     refs,
-                    lambda answered: self._renewed(frame_id, indexes, answered),
+                    lambda answered: self._renewed(frame_id, heard, answered),
                     lambda: self._open,
+                    heard.progress,
                 )
             )
 
-    def _renewed(self, frame_id: int, indexes: dict[Ref, list[int]], answered: dict[Ref, float | None]) -> None:
-        results = []
-        for ref, seconds in answered.items():
-            for index in indexes[ref]:
-                if seconds is None:
-                    if self.knows(ref) and not self._out[ref[0], ref[1]].reporting:
-                        del self._out[ref[0], ref[1]]
-                    results.append(
-                        pb.ItemResult(
-                            index=index, outcome=pb.ITEM_OUTCOME_LEASE_LOST, reason=reason_number("LEASE_LOST")
-                        )
-                    )
-                else:
-                    results.append(
-                        pb.ItemResult(
-                            index=index, outcome=pb.ITEM_OUTCOME_OK, lease_duration=duration(max(0.0, seconds))
-                        )
-                    )
-        if self._open and results:
-            self._send_results(frame_id, results)
+    def _renewed(self, frame_id: int, heard: Heard, answered: dict[Ref, Lease | None]) -> None:
+        for ref, lease in answered.items():
+            if lease is None and self.knows(ref) and not self._out[ref[0], ref[1]].reporting:
+                del self._out[ref[0], ref[1]]
+        if self._open and answered:
+            self._send_results(frame_id, results(heard, answered))
             self._desk.wake()
 
     def _take_back(self, last_tasks_number: int) -> None:
@@ -456,27 +434,19 @@ class Session:
         self._tasks_number = number
         for task in tasks:
             self._out[task.run_id, task.task_id] = _Out(task.token, task.eager_depth, number)
-        self._queue_behind(data)
+        self.outbox.push_behind(data)
         return ()
 
-    def _queue_behind(self, data: bytes) -> None:
-        """Let something be written in its turn. Bounded by room: that more bytes wait than the outbox may hold
-        is no sign of a slow reader.
-        """
-        if self._open:
-            self._later.append(data)
-            self._later_bytes += len(data)
-            self.on_output()
-
-    def _send_results(self, frame_id: int, results: Sequence[pb.ItemResult]) -> None:
+    def _send_results(self, frame_id: int, items: Sequence[pb.ItemResult]) -> None:
         """Answer items of a frame, in several frames if the answers are too large for one."""
-        data = pb.SessionResponse(ack=pb.Ack(frame_id=frame_id, results=results)).SerializeToString()
-        if len(data) > self._max_frame_bytes and len(results) > 1:
-            middle = len(results) // 2
-            self._send_results(frame_id, results[:middle])
-            self._send_results(frame_id, results[middle:])
+        data = pb.SessionResponse(ack=pb.Ack(frame_id=frame_id, results=items)).SerializeToString()
+        if len(data) > self._max_frame_bytes and len(items) > 1:
+            middle = len(items) // 2
+            self._send_results(frame_id, items[:middle])
+            self._send_results(frame_id, items[middle:])
         else:
-            self._queue(data)
+            self.outbox.push_bytes(data)
+            self._check_reader()
 
     def _acknowledge(self, frame_id: int) -> None:
         self._push(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id)))
@@ -486,14 +456,9 @@ class Session:
         self._push(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id, error=item_error(error))))
 
     def _push(self, message: pb.SessionResponse) -> None:
-        self._queue(message.SerializeToString())
+        self.outbox.push(message)
+        self._check_reader()
 
-    def _queue(self, data: bytes) -> None:
-        """Let something be written before any task."""
-        if not self._open:
-            return
-        self._urgent.append(data)
-        self._urgent_bytes += len(data)
-        if self._urgent_bytes > self._config.outbox_bytes:
+    def _check_reader(self) -> None:
+        if self.outbox.overfull:
             self.end(SessionTimedOut("the worker does not read what it is sent"))
-        self.on_output()

@@ -166,13 +166,13 @@ class WorkerStreams:
         now, adopted = await self._engine.open_session(row, greeting.previous, greeting.held)
         results = []
         for ref in greeting.held:
-            seconds = adopted.kept.get(ref)
+            lease = adopted.kept.get(ref)
             result = pb.HeldResult(
-                task=pb.TaskRef(run_id=ref[0], task_id=ref[1], fencing_token=ref[2]), kept=seconds is not None
+                task=pb.TaskRef(run_id=ref[0], task_id=ref[1], fencing_token=ref[2]), kept=lease is not None
             )
-            if seconds is not None:
+            if lease is not None:
                 session.adopt(ref)
-                result.lease_duration.CopyFrom(duration(max(0.0, seconds)))
+                result.lease_duration.CopyFrom(duration(max(0.0, lease.seconds)))
             results.append(result)
         config = self._config
         session.welcome(
@@ -201,7 +201,7 @@ class _Stream:
         self._config = config
         self._output = asyncio.Event()
         self._eof = False
-        session.on_output = self._output.set
+        session.outbox.on_output = self._output.set
 
     async def run(self) -> None:
         """Read, write and tick until one of them ends the stream."""

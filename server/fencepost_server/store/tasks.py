@@ -4,7 +4,7 @@ locked ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -81,26 +81,43 @@ def _claimed(row: tuple[Any, ...]) -> Claimed:
     return Claimed(*(*row[:13], bytes(row[13]), row[14], payload))
 
 
-async def renew(session: Session, namespace: str, refs: Sequence[Ref]) -> tuple[dict[Ref, float], set[Ref]]:
-    """Renew leases. Returns the seconds that each renewed one has, and those that are current but were locked
-    just now.
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What a renewed lease has left, in seconds, and whether its step should stop."""
+
+    seconds: float
+    cancel_wanted: bool = False
+
+
+async def renew(
+    session: Session, namespace: str, refs: Sequence[Ref], progress: Mapping[Ref, str]
+) -> tuple[dict[Ref, Lease], set[Ref]]:
+    """Renew leases, and write down how far their steps are where that is told, as JSON text. Returns the renewed ones,
+    and those that are current but were locked just now.
     """
-    return await _extend(session, "renew", {"namespace": namespace}, refs)
+    # Those with progress first: a column that is shorter than the others is filled up with nulls by the statement, so
+    # that heartbeats which tell of none carry none.
+    ordered = [*progress, *(ref for ref in refs if ref not in progress)] if progress else refs
+    params = {"namespace": namespace, "progress": Texts(progress.values())}
+    return await _extend(session, "renew", params, ordered)
 
 
 async def adopt(
     session: Session, namespace: str, session_id: str, refs: Sequence[Ref]
-) -> tuple[dict[Ref, float], set[Ref]]:
+) -> tuple[dict[Ref, Lease], set[Ref]]:
     """Move held leases to a process's new session. Returns as ``renew``."""
     return await _extend(session, "adopt", {"namespace": namespace, "session": session_id}, refs)
 
 
 async def _extend(
     session: Session, statement: str, params: dict[str, Any], refs: Sequence[Ref]
-) -> tuple[dict[Ref, float], set[Ref]]:
+) -> tuple[dict[Ref, Lease], set[Ref]]:
     """Answers are by the whole reference: one batch can hold a stale token and the current one of the same task."""
     rows = await session.rows(query("task", statement), {**params, **_ref_columns(refs)})
-    done: dict[Ref, float] = {(run_id, task_id, token): seconds for run_id, task_id, token, seconds in rows}
+    done: dict[Ref, Lease] = {
+        (run_id, task_id, token): Lease(seconds, cancel_wanted)
+        for run_id, task_id, token, seconds, cancel_wanted in rows
+    }
     rest = [ref for ref in refs if ref not in done]
     if not rest:
         return done, set()

@@ -61,6 +61,19 @@ def payload_out(payload: Payload) -> payload_pb2.Payload:
     return payload_pb2.Payload(json=payload.json, metadata=metadata)
 
 
+def payload_text(payload: Payload) -> str:
+    """A payload as JSON text that keeps all of it, for columns that are read by people only."""
+    binary = None if payload.binary is None else payload.binary.hex()
+    return json.dumps({"json": payload.json, "binary": binary, "metadata": payload.metadata})
+
+
+def payload_of_text(text: str) -> Payload:
+    """The inverse of ``payload_text``."""
+    value = json.loads(text)
+    binary = value["binary"]
+    return Payload(value["json"], None if binary is None else bytes.fromhex(binary), value["metadata"])
+
+
 def failure_in(message: run_pb2.Failure, limit: int) -> Failure:
     """A worker's failure; an unknown kind counts as OPERATIONAL. Raises as ``payload_in``, for the feedback."""
     feedback = None

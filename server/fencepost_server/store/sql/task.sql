@@ -41,10 +41,11 @@ cross join lateral (select * from event e where e.run_id = c.run_id and e.seq = 
 
 -- name: renew
 -- locks: the leases named, in key order, skip locked (a skipped one is tried again by the caller). The token decides (I2); an
--- attempt's deadline is never passed. index: task_pkey
+-- attempt's deadline is never passed, and with it no grace. What is told of a step's progress replaces what was told before;
+-- the column of it ends with the last lease that has any. index: task_pkey
 with locked as (
-    select k.run_id, k.task_id
-    from unnest(%(run_ids)s, %(task_ids)s, %(tokens)s) k(run_id, task_id, token)
+    select k.run_id, k.task_id, k.progress
+    from unnest(%(run_ids)s, %(task_ids)s, %(tokens)s, %(progress)s) k(run_id, task_id, token, progress)
     cross join lateral (
         select from task t
         where t.run_id = k.run_id and t.task_id = k.task_id and t.token = k.token and t.namespace = %(namespace)s
@@ -56,10 +57,12 @@ with locked as (
 )
 update task t
 set lease_expires_at = least(clock.now + t.lease_ms * interval '1 ms',
-                             coalesce(t.attempt_deadline_at, clock.now + t.lease_ms * interval '1 ms'))
+                             coalesce(t.attempt_deadline_at, clock.now + t.lease_ms * interval '1 ms')),
+    progress = coalesce(l.progress::json, t.progress)
 from locked l, clock
 where t.run_id = any(%(run_ids)s) and t.run_id = l.run_id and t.task_id = l.task_id
-returning t.run_id, t.task_id, t.token, extract(epoch from t.lease_expires_at - clock.now)::float8;
+returning t.run_id, t.task_id, t.token, extract(epoch from t.lease_expires_at - clock.now)::float8,
+          t.cancel_reason is not null;
 
 -- name: read_leases
 -- Which of these leases are current. No locks. index: task_pkey
@@ -92,7 +95,8 @@ set lease_session = %(session)s,
                              coalesce(t.attempt_deadline_at, clock.now + t.lease_ms * interval '1 ms'))
 from locked l, clock
 where t.run_id = any(%(run_ids)s) and t.run_id = l.run_id and t.task_id = l.task_id
-returning t.run_id, t.task_id, t.token, extract(epoch from t.lease_expires_at - clock.now)::float8;
+returning t.run_id, t.task_id, t.token, extract(epoch from t.lease_expires_at - clock.now)::float8,
+          t.cancel_reason is not null;
 
 -- name: session_leases
 -- The leases of sessions, bounded. No locks. index: task_session
