@@ -52,10 +52,6 @@ FAULTS: dict[str, tuple[str, list[str]]] = {
         manifest(workflow={"output_schema": {"type": "null"}}, output_schema={"type": "integer"}),
         ["/output_schema"],
     ),
-    "what is not supported yet": (
-        json.dumps({"id": "a", "compatibility_id": "1", "sequence": [{"id": "n", "sleep": "1d"}]}),
-        ["/sequence/0/sleep"],
-    ),
 }
 
 
@@ -296,3 +292,182 @@ async def test_a_start_waits_for_a_registration_under_way_and_takes_what_became_
         await connection.execute(activate, [bytes.fromhex(first.definition_hash)])
         await connection.commit()
     assert (await starting).definition_hash == first.definition_hash
+
+
+async def get(api: Api, hash_: str = "", **fields: Any) -> pb.Definition:
+    """A definition; the active one without a hash."""
+    request = pb.GetDefinitionRequest(workflow_id="wf", definition_hash=hash_, **fields)
+    return (await api.definitions.GetDefinition(request, timeout=DEADLINE)).definition
+
+
+async def activate(api: Api, hash_: str, workflow_id: str = "wf", **fields: Any) -> pb.ActivateDefinitionResponse:
+    request = pb.ActivateDefinitionRequest(workflow_id=workflow_id, definition_hash=hash_, **fields)
+    return await api.definitions.ActivateDefinition(request, timeout=DEADLINE)
+
+
+async def remove(api: Api, hash_: str, workflow_id: str = "wf", **fields: Any) -> pb.RemoveDefinitionResponse:
+    request = pb.RemoveDefinitionRequest(workflow_id=workflow_id, definition_hash=hash_, **fields)
+    return await api.definitions.RemoveDefinition(request, timeout=DEADLINE)
+
+
+async def test_activating_a_previous_definition_rolls_back_to_it_and_tells_the_one_before(api: Api) -> None:
+    first, second = [await registered(api, manifest(n + 1, compatibility_id=str(n))) for n in range(2)]
+    for before in (second, first):  # a repeat changes nothing
+        answer = await activate(api, first)
+        assert (answer.definition.definition_hash, answer.definition.state) == (first, pb.DEFINITION_STATE_ACTIVE)
+        assert json.loads(answer.definition.manifest_json)["compatibility_id"] == "0"
+        assert answer.previous_hash == before
+    assert (await api.start()).definition_hash == first
+    assert (await get(api, second)).state == pb.DEFINITION_STATE_PREVIOUS
+    answer = await activate(api, second.upper())
+    assert (answer.definition.definition_hash, answer.previous_hash) == (second, first)
+    assert (await api.start()).definition_hash == second
+
+
+async def registered(api: Api, text: str, **fields: Any) -> str:
+    """The hash of a manifest after its registration."""
+    return (await api.register(text, **fields)).definition.definition_hash
+
+
+@pytest.mark.parametrize("change", [activate, remove])
+async def test_what_can_not_be_activated_or_removed_is_told(api: Api, change: Callable[..., Awaitable[object]]) -> None:
+    """I14: another namespace's definition is as unknown as none."""
+    hash_ = await registered(api, manifest())
+    await api.register(manifest(2), namespace="two")
+    with refused("UNKNOWN_WORKFLOW", grpc.StatusCode.NOT_FOUND):
+        await change(api, hash_, "nobody")
+    with refused("UNKNOWN_DEFINITION", grpc.StatusCode.NOT_FOUND):
+        await change(api, "0" * 64)
+    with refused("UNKNOWN_DEFINITION"):
+        await change(api, hash_, namespace="two")
+    with refused("UNKNOWN_WORKFLOW"):
+        await change(api, hash_, namespace="three")
+    with refused("INVALID_REQUEST", grpc.StatusCode.INVALID_ARGUMENT) as refusal:
+        await change(api, "", "", namespace="-", request_id="\0")
+    assert refusal.error.paths == ["namespace", "workflow_id", "definition_hash", "request_id"]
+    with refused("INVALID_REQUEST") as refusal:
+        await change(api, "x")
+    assert refusal.error.paths == ["definition_hash"]
+    assert (await get(api)).state == pb.DEFINITION_STATE_ACTIVE
+
+
+async def test_a_removed_definition_is_shown_as_removed_and_can_not_become_active(api: Api, dsn: str) -> None:
+    first, second = [await registered(api, manifest(compatibility_id=str(n))) for n in range(2)]
+    for _ in range(2):  # a repeat changes nothing
+        answer = await remove(api, first)
+        assert (answer.definition.definition_hash, answer.definition.state) == (first, pb.DEFINITION_STATE_REMOVED)
+        assert answer.remaining_runs == 0
+    assert await count(dsn, "deployment", "cardinality(removed) = 1") == 1
+    assert [d.state for d in await definitions(api)] == [pb.DEFINITION_STATE_ACTIVE, pb.DEFINITION_STATE_REMOVED]
+    assert (await get(api, first)).state == pb.DEFINITION_STATE_REMOVED
+    with refused("DEFINITION_REMOVED", grpc.StatusCode.FAILED_PRECONDITION):
+        await activate(api, first)
+    assert (await get(api)).definition_hash == second
+
+
+async def test_the_manifest_of_a_removed_definition_comes_back_under_another_compatibility_id_only(api: Api) -> None:
+    """A worker that registers what it knows at its start must not undo an operator's removal."""
+    hash_ = await registered(api, manifest())
+    await remove(api, hash_)
+    with refused("DEFINITION_REMOVED", grpc.StatusCode.FAILED_PRECONDITION) as refusal:
+        await api.register(manifest())
+    assert hash_ in refusal.error.message
+    with refused("DEFINITION_DRIFT"):
+        await api.register(manifest(2))
+    assert (await get(api)).state == pb.DEFINITION_STATE_REMOVED, "the active one stays named until another is"
+    again = await api.register(manifest(compatibility_id="2"))
+    assert (again.created, again.definition.state) == (True, pb.DEFINITION_STATE_ACTIVE)
+    assert (await api.start()).definition_hash == again.definition.definition_hash
+
+
+async def test_when_the_active_definition_was_removed_another_can_be_activated(api: Api) -> None:
+    first, second = [await registered(api, manifest(compatibility_id=str(n))) for n in range(2)]
+    assert (await remove(api, second)).definition.state == pb.DEFINITION_STATE_REMOVED
+    assert (await activate(api, first)).previous_hash == second
+    assert (await api.start()).definition_hash == first
+
+
+def parent(workflow_id: str, *children: str, compatibility_id: str = "1") -> str:
+    """A manifest whose nodes run other workflows as children."""
+    nodes = [{"id": f"n{n}", "workflow": child, "schema_check": "runtime"} for n, child in enumerate(children)]
+    top = {"id": workflow_id, "compatibility_id": compatibility_id, "sequence": [*nodes, {"id": "s", "step": "s"}]}
+    return json.dumps(top)
+
+
+async def test_a_workflow_that_would_be_a_child_of_itself_is_refused_with_the_way_back(api: Api, dsn: str) -> None:
+    await api.register(parent("b", "c", "nobody"))  # a child may be registered later
+    await api.register(parent("c", "a"))
+    text = parent("a", "nobody", "b", "c")
+    with refused("INVALID_MANIFEST", grpc.StatusCode.INVALID_ARGUMENT) as refusal:
+        await api.register(text)
+    assert [(path, told.partition(": ")[2]) for path, told in refusal.error.violations] == [
+        ("/sequence/1/workflow", "a → b → c → a"),
+        ("/sequence/2/workflow", "a → c → a"),
+    ]
+    answer = await api.definitions.ValidateDefinition(pb.ValidateDefinitionRequest(json=text), timeout=DEADLINE)
+    assert [(v.path, v.message) for v in answer.violations] == list(refusal.error.violations)
+    assert await count(dsn, "definition", "workflow_id = 'a'") == 0
+    assert await count(dsn, "deployment", "workflow_id = 'a'") == 0
+    assert (await api.register(text, namespace="two")).created, "nobody knows b and c there"
+    with refused("INVALID_MANIFEST") as refusal:
+        await api.register(parent("a", "a"))
+    assert refusal.error.paths == ["/sequence/0/workflow"]
+
+
+async def test_only_active_definitions_make_a_cycle_and_activating_one_is_refused_as_registering_it_is(
+    api: Api,
+) -> None:
+    old = await registered(api, parent("a", "b"))
+    await api.register(parent("a", compatibility_id="2"))
+    closing = await registered(api, parent("b", "a"))
+    with refused("INVALID_MANIFEST", grpc.StatusCode.INVALID_ARGUMENT) as refusal:
+        await activate(api, old, "a")
+    assert refusal.error.paths == ["/sequence/0/workflow"]
+    assert "a → b → a" in refusal.error.violations[0][1]
+    assert not (await api.register(parent("a", "b"))).created, "what is registered is not judged anew"
+    await remove(api, closing, "b")  # it starts no runs any more, and so no children
+    assert (await activate(api, old, "a")).definition.state == pb.DEFINITION_STATE_ACTIVE
+    with refused("INVALID_MANIFEST"):
+        await api.register(parent("b", "a", compatibility_id="2"))
+
+
+async def test_two_registrations_at_once_can_not_make_a_cycle(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect
+) -> None:
+    apis = [connect_api((await in_process_server(dsn)).grpc_address) for _ in range(2)]
+    for n in range(20):
+        texts = [parent(f"a{n}", f"b{n}"), parent(f"b{n}", f"a{n}")]
+        answers = await asyncio.gather(
+            *(api.register(text) for api, text in zip(apis, texts, strict=True)), return_exceptions=True
+        )
+        (lost,) = [answer for answer in answers if isinstance(answer, BaseException)]
+        with refused("INVALID_MANIFEST"):
+            raise lost
+    assert await count(dsn, "definition") == 20
+
+
+async def test_a_registration_with_children_waits_for_another_one_under_way(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect
+) -> None:
+    api = connect_api((await in_process_server(dsn)).grpc_address)
+    await api.register(parent("a"))
+    async with holding(dsn, "select from deployment for update") as connection:
+        first = asyncio.create_task(api.register(parent("a", "b", compatibility_id="2")))
+        await until_blocked(dsn)
+        second = asyncio.create_task(api.register(parent("b", "a")))
+        await until_blocked(dsn, 2)
+        await connection.rollback()
+    assert (await first).created
+    with refused("INVALID_MANIFEST"):
+        await second
+
+
+async def test_children_that_lead_to_more_workflows_than_are_followed_are_refused(api: Api, dsn: str) -> None:
+    """I12."""
+    many = [f"w{n}" for n in range(200)]
+    for n in range(6):
+        await api.register(parent(f"p{n}", *(f"p{n}.{name}" for name in many)))
+    with refused("INVALID_MANIFEST") as refusal:
+        await api.register(parent("a", *(f"p{n}" for n in range(6))))
+    assert refusal.error.paths == [""]
+    assert (await api.register(parent("a", *(f"p{n}" for n in range(4))))).created

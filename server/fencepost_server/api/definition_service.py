@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime
 
 from fencepost.v1 import definition_service_pb2 as pb
@@ -44,14 +45,14 @@ class DefinitionService(definition_service_pb2_grpc.DefinitionServiceServicer):
     async def ValidateDefinition(self, request: pb.ValidateDefinitionRequest) -> pb.ValidateDefinitionResponse:
         """Tell the faults of a manifest."""
         checks = Checks()
-        checks.namespace(request.namespace)
+        namespace = checks.namespace(request.namespace)
         checks.done()
         try:
             manifest = await self._manifest(request)
         except InvalidManifest as error:
-            return pb.ValidateDefinitionResponse(
-                violations=[run_service_pb2.Violation(path=v.path, message=v.message) for v in error.violations]
-            )
+            return _invalid(error.violations)
+        if cycles := await definitions.find_cycles(self._engine.reads, namespace, manifest):
+            return _invalid(cycles)
         return pb.ValidateDefinitionResponse(definition_hash=manifest.hash.hex(), manifest_json=manifest.canonical)
 
     async def _manifest(self, request: pb.RegisterDefinitionRequest | pb.ValidateDefinitionRequest) -> Manifest:
@@ -65,6 +66,21 @@ class DefinitionService(definition_service_pb2_grpc.DefinitionServiceServicer):
             raise InvalidManifest("the manifest is too large", violations=[fault])
         # A large one takes seconds to read: in a thread, so that heartbeats are answered meanwhile.
         return await asyncio.to_thread(definitions.parsed, text, yaml=which == "yaml")
+
+    @call
+    async def ActivateDefinition(self, request: pb.ActivateDefinitionRequest) -> pb.ActivateDefinitionResponse:
+        """Let new runs take a definition."""
+        activated = await definitions.activate(self._engine.reads, *_named(request))
+        return pb.ActivateDefinitionResponse(
+            definition=views.definition(activated.definition), previous_hash=activated.previous_hash.hex()
+        )
+
+    @call
+    async def RemoveDefinition(self, request: pb.RemoveDefinitionRequest) -> pb.RemoveDefinitionResponse:
+        """Remove a definition and end its runs."""
+        row, removal = await definitions.remove(self._engine.reads, *_named(request))
+        remaining = await self._engine.remover.end_runs(removal)
+        return pb.RemoveDefinitionResponse(definition=views.definition(row), remaining_runs=remaining)
 
     @call
     async def GetDefinition(self, request: pb.GetDefinitionRequest) -> pb.GetDefinitionResponse:
@@ -100,3 +116,22 @@ class DefinitionService(definition_service_pb2_grpc.DefinitionServiceServicer):
         return pb.ListDefinitionsResponse(
             definitions=[views.definition(row) for row in rows[:limit]], next_page_token=token
         )
+
+
+def _invalid(faults: Sequence[Violation]) -> pb.ValidateDefinitionResponse:
+    return pb.ValidateDefinitionResponse(
+        violations=[run_service_pb2.Violation(path=fault.path, message=fault.message) for fault in faults]
+    )
+
+
+def _named(request: pb.ActivateDefinitionRequest | pb.RemoveDefinitionRequest) -> tuple[str, str, bytes]:
+    """Namespace, workflow and hash of the definition that is to be changed."""
+    checks = Checks()
+    namespace = checks.namespace(request.namespace)
+    workflow_id = checks.name(request.workflow_id, "workflow_id")
+    hash_ = checks.hash(request.definition_hash)
+    if not request.definition_hash:
+        checks.note("definition_hash", "is required")
+    checks.text(request.request_id, "request_id")
+    checks.done()
+    return namespace, workflow_id, hash_ or b""

@@ -140,11 +140,12 @@ def _failure(detail: dict[str, object]) -> run_pb2.Failure | None:
 
 def definition(row: DefinitionRow) -> definition_service_pb2.Definition:
     """A registered definition."""
-    state = (
-        definition_service_pb2.DEFINITION_STATE_ACTIVE
-        if row.active
-        else definition_service_pb2.DEFINITION_STATE_PREVIOUS
-    )
+    if row.removed_at is not None:
+        state = definition_service_pb2.DEFINITION_STATE_REMOVED
+    elif row.active:
+        state = definition_service_pb2.DEFINITION_STATE_ACTIVE
+    else:
+        state = definition_service_pb2.DEFINITION_STATE_PREVIOUS
     return definition_service_pb2.Definition(
         workflow_id=row.workflow_id,
         definition_hash=row.hash.hex(),

@@ -26,6 +26,7 @@ from fencepost_server.engine.loops import Loop
 from fencepost_server.engine.notify import Listener, Notifier
 from fencepost_server.engine.operations import Command, Operation, Report, ReportKind, Start, Started, WorkerSession
 from fencepost_server.engine.reconcile import Reconciler
+from fencepost_server.engine.removal import Remover
 from fencepost_server.engine.starting import StartRequest, make_start
 from fencepost_server.engine.watch import Watches
 from fencepost_server.store import cluster
@@ -58,6 +59,7 @@ class Engine:
         self.reconciler = Reconciler(self.database, self.dispatcher, self.report)
         self.notifier = Notifier(config, self.database, self.server_id)
         self.listener = Listener(config, self.server_id, self.dispatcher.hint, self.watches.ended)
+        self.remover = Remover(self.database, self.reads, self.submit)
         self.draining = False
         self.loops = [
             self.dispatcher.loop,
@@ -68,6 +70,7 @@ class Engine:
             self.sweeper.loop,
             self.notifier.loop,
             self.listener.loop,
+            self.remover.loop,
             Loop("probe", self.probe_once),
             Loop("housekeeping", self.housekeep_once),
         ]
