@@ -12,6 +12,7 @@ from fencepost.v1 import run_service_pb2 as pb
 from fencepost_server.api import views
 from fencepost_server.api.calls import call, stream
 from fencepost_server.api.checks import Checks, page_token, read_page_token
+from fencepost_server.api.events import event
 from fencepost_server.config import Config
 from fencepost_server.domain.durations import MAX_MILLISECONDS
 from fencepost_server.domain.errors import FencepostError, InvalidPageToken
@@ -221,7 +222,7 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
             checks.note("after_seq", "must not be negative")
         checks.done()
         async for page, record in reading.watch(self._engine, namespace, run_id, request.after_seq, _PAGE_BYTES):
-            yield pb.WatchRunResponse(event=views.event(record, page.graph, page.run))
+            yield pb.WatchRunResponse(event=event(record, page.graph, page.run))
 
     @call
     async def GetHistory(self, request: pb.GetHistoryRequest) -> pb.GetHistoryResponse:
@@ -237,7 +238,7 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
             if token_run != run_id:
                 raise InvalidPageToken("page_token is not one of this history")
         page = await reading.history(self._engine, namespace, run_id, after, limit, _PAGE_BYTES)
-        events = [views.event(record, page.graph, page.run) for record in page.events]
+        events = [event(record, page.graph, page.run) for record in page.events]
         token = page_token(_HISTORY, [run_id, page.events[-1].seq]) if page.more else ""
         return pb.GetHistoryResponse(events=events, next_page_token=token)
 

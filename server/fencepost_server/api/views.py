@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 
 from fencepost.v1 import definition_service_pb2, run_pb2
+from fencepost_server.api.events import node_id
 from fencepost_server.domain.graph import Graph
-from fencepost_server.domain.model import PARKED_UNTIL, EventType, Failure
+from fencepost_server.domain.model import PARKED_UNTIL, Failure, TaskKind
 from fencepost_server.store.definitions import DefinitionRow
-from fencepost_server.store.runs import EventRecord, OpenStepRow, RunDetail, RunSummary
-from fencepost_server.wire.payloads import failure_out, payload_out, timestamp
+from fencepost_server.store.runs import OpenStepRow, RunDetail, RunSummary
+from fencepost_server.store.waits import OpenWaitRow
+from fencepost_server.wire.payloads import failure_out, payload_of_text, payload_out, timestamp
 
 
 def run_summary(run: RunSummary) -> run_pb2.Run:
@@ -43,6 +44,7 @@ def run_detail(run: RunDetail, graph: Graph) -> run_pb2.Run:
     if run.output is not None:
         message.output.CopyFrom(payload_out(run.output))
     message.open_steps.extend(_open_step(step, graph) for step in run.open_steps)
+    message.open_waits.extend(_open_wait(wait, graph) for wait in run.open_waits)
     return message
 
 
@@ -55,9 +57,10 @@ def _open_step(step: OpenStepRow, graph: Graph) -> run_pb2.OpenStep:
         state = run_pb2.STEP_STATE_RETRYING
     else:
         state = run_pb2.STEP_STATE_READY
+    extra = json.loads(step.extra) if step.extra else {}
     message = run_pb2.OpenStep(
         task_id=step.task_id,
-        node_id=graph.nodes[step.node_index].step.id,
+        node_id=node_id(graph, step.node_index),
         handler=step.handler,
         queue=step.queue,
         state=state,
@@ -67,75 +70,24 @@ def _open_step(step: OpenStepRow, graph: Graph) -> run_pb2.OpenStep:
         ready_time=None if step.visible_at >= PARKED_UNTIL else timestamp(step.visible_at),
         lease_expire_time=timestamp(step.lease_expires_at),
         worker_name=step.worker_name or "",
+        undo=extra.get("kind") == TaskKind.UNDO,
+        scope_id=extra.get("scope", 0),
+        item=extra.get("item", 0),
+        checkpoint_number=step.checkpoint_number,
+        progress=None if step.progress is None else payload_out(payload_of_text(step.progress)),
     )
     if step.last_failure is not None:
         message.last_failure.CopyFrom(failure_out(Failure.from_json(step.last_failure)))
     return message
 
 
-def event(record: EventRecord, graph: Graph, started: RunSummary) -> run_pb2.Event:
-    """An entry of a history."""
-    message = run_pb2.Event(seq=record.seq, event_time=timestamp(record.at))
-    detail = json.loads(record.detail) if record.detail else {}
-    failure = _failure(detail)
-    step = None if record.node_index is None else graph.nodes[record.node_index].step
-    node_id = "" if step is None else step.id
-    match EventType(record.type):
-        case EventType.RUN_STARTED:
-            message.run_started.workflow_id = started.workflow_id
-            message.run_started.definition_hash = started.definition_hash.hex()
-            message.run_started.input.CopyFrom(payload_out(record.payload))
-        case EventType.STEP_SCHEDULED:
-            assert step is not None  # written with its node
-            message.step_scheduled.CopyFrom(
-                run_pb2.StepScheduled(
-                    node_id=node_id, handler=step.handler, queue=step.queue, input_seq=record.input_seq or 0
-                )
-            )
-        case EventType.STEP_RETRYING:
-            message.step_retrying.CopyFrom(
-                run_pb2.StepRetrying(
-                    task_id=record.task_id or 0,
-                    node_id=node_id,
-                    failure=failure,
-                    fencing_token=record.token or 0,
-                    ready_time=timestamp(datetime.fromisoformat(detail["ready_at"])),
-                )
-            )
-        case EventType.STEP_COMPLETED:
-            message.step_completed.CopyFrom(
-                run_pb2.StepCompleted(
-                    task_id=record.task_id or 0,
-                    node_id=node_id,
-                    output=payload_out(record.payload),
-                    fencing_token=record.token or 0,
-                    attempt=record.attempt or 0,
-                )
-            )
-        case EventType.STEP_FAILED:
-            message.step_failed.CopyFrom(
-                run_pb2.StepFailed(
-                    task_id=record.task_id or 0,
-                    node_id=node_id,
-                    failure=failure,
-                    fencing_token=record.token or 0,
-                    operational_failures=detail["operational_failures"],
-                    corrective_failures=detail["corrective_failures"],
-                )
-            )
-        case EventType.RUN_COMPLETED:
-            message.run_completed.output_seq = record.input_seq or 0
-        case EventType.RUN_FAILED:
-            message.run_failed.CopyFrom(run_pb2.RunFailed(failure=failure))
-        case EventType.RUN_BLOCKED:
-            message.run_blocked.CopyFrom(run_pb2.RunBlocked(failure=failure))
+def _open_wait(wait: OpenWaitRow, graph: Graph) -> run_pb2.OpenWait:
+    message = run_pb2.OpenWait(seq=wait.seq, node_id=node_id(graph, wait.node_index), fire_time=timestamp(wait.fire_at))
+    if wait.signal_name is not None:
+        message.signal_name = wait.signal_name
+    if wait.child_run_id is not None:
+        message.child_run_id = wait.child_run_id
     return message
-
-
-def _failure(detail: dict[str, object]) -> run_pb2.Failure | None:
-    if "failure" not in detail:
-        return None
-    return failure_out(Failure.from_json(json.dumps(detail["failure"])))
 
 
 def definition(row: DefinitionRow) -> definition_service_pb2.Definition:

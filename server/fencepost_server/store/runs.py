@@ -9,10 +9,12 @@ from enum import IntEnum
 from typing import Any
 
 from fencepost_server.domain.model import Failure, FailureKind, Payload, RunState
+from fencepost_server.store import waits
 from fencepost_server.store.arrays import Ints, Texts, Uuids
 from fencepost_server.store.connection import Database, Params
 from fencepost_server.store.queries import query
 from fencepost_server.store.tasks import NO_RUN
+from fencepost_server.store.waits import OpenWaitRow
 
 Place = tuple[datetime, str]
 """A place in the order of lists: created_at, run_id."""
@@ -62,16 +64,22 @@ class OpenStepRow:
     worker_name: str | None
     later: bool
     leased: bool
+    extra: str | None
+    """JSON text of a domain.rows.TaskExtra; None: a step of the top sequence."""
+    checkpoint_number: int
+    progress: str | None
+    """What its worker told last, as wire.payloads.payload_text wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunDetail:
-    """A run with its payloads and open steps, all of one snapshot or later."""
+    """A run with its payloads and what it waits for, all of one snapshot or later."""
 
     summary: RunSummary
     input: Payload
     output: Payload | None
     open_steps: list[OpenStepRow]
+    open_waits: list[OpenWaitRow]
 
 
 def _summary(row: tuple[Any, ...]) -> RunSummary:
@@ -84,6 +92,7 @@ async def get_run(database: Database, namespace: str, run_id: str) -> RunDetail 
     params = {"namespace": namespace, "run_id": run_id}
     async with database.transaction() as session:
         steps = await session.send(query("task", "open_steps"), params)
+        waiting = await waits.send_open(session, params)
         run = await session.send(query("run", "get_run"), params)
         payloads = await session.send(query("run", "payloads"), params)
     rows = await run.fetchall()
@@ -97,9 +106,11 @@ async def get_run(database: Database, namespace: str, run_id: str) -> RunDetail 
             value = payload
         if is_output and summary.ended_at:
             output = payload
-    # Steps, run and payloads were read in this order: a run that ends meanwhile shows as before or after its end.
-    open_steps = [] if summary.ended_at else [OpenStepRow(*row) for row in await steps.fetchall()]
-    return RunDetail(summary, value, output, open_steps)
+    # Steps, waits, run, payloads were read in this order: a run that ends meanwhile shows as before or after its end.
+    if summary.ended_at:
+        return RunDetail(summary, value, output, [], [])
+    open_steps = [OpenStepRow(*row) for row in await steps.fetchall()]
+    return RunDetail(summary, value, output, open_steps, await waits.read_open(waiting))
 
 
 async def get_summary(database: Database, namespace: str, run_id: str) -> RunSummary | None:

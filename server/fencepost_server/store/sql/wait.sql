@@ -1,0 +1,13 @@
+-- What runs wait for, for people. No locks. Deciding on it is batch.sql's.
+
+-- name: open_waits
+-- Timers are those that nodes and starts wait for, not the timeouts of something else (kinds 1 and 6). Each part is bounded before
+-- they are put in order. index: timer_pkey, wait_pkey, child_pkey
+select * from (
+    (select seq, place, fire_at, null::text as name, null::uuid as child_run_id from timer
+     where run_id = %(run_id)s and kind in (1, 6) order by seq limit 1000)
+    union all
+    (select seq, place, null, name, null from wait where run_id = %(run_id)s order by seq limit 1000)
+    union all
+    (select seq, place, null, null, child_run_id from child where run_id = %(run_id)s order by seq limit 1000)
+) w order by seq limit 1000;

@@ -1,0 +1,36 @@
+"""What a run waits for beside its steps, for those who read it: times, signals, children."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from fencepost_server.store.connection import Cursor, Session
+from fencepost_server.store.queries import query
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWaitRow:
+    """One of a time, the name of a signal and the id of a child run. ``node_index``: None for the run as a whole."""
+
+    seq: int
+    node_index: int | None
+    fire_at: datetime | None
+    signal_name: str | None
+    child_run_id: str | None
+
+
+async def send_open(session: Session, params: Mapping[str, Any]) -> Cursor:
+    """Ask for the first 1,000 of a run's waits, ``params`` having its run_id; ``read_open`` reads the answer."""
+    return await session.send(query("wait", "open_waits"), params)
+
+
+async def read_open(answer: Cursor) -> list[OpenWaitRow]:
+    """The waits in the order in which they began."""
+    return [
+        OpenWaitRow(seq, json.loads(place).get("node"), fire_at, name, child)
+        for seq, place, fire_at, name, child in await answer.fetchall()
+    ]
