@@ -34,7 +34,7 @@ class _DefinitionStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Defin
     DEFINITION_STATE_PREVIOUS: _DefinitionState.ValueType  # 2
     """Another one took its place; runs that are pinned to it go on."""
     DEFINITION_STATE_REMOVED: _DefinitionState.ValueType  # 3
-    """It was removed: no run may take it, and its runs were ended."""
+    """It was removed: no run may take it, and its runs are ended. Also of one that was active, as long as none has followed it."""
 
 class DefinitionState(_DefinitionState, metaclass=_DefinitionStateEnumTypeWrapper):
     """Whether new runs take a definition."""
@@ -46,7 +46,7 @@ DEFINITION_STATE_ACTIVE: DefinitionState.ValueType  # 1
 DEFINITION_STATE_PREVIOUS: DefinitionState.ValueType  # 2
 """Another one took its place; runs that are pinned to it go on."""
 DEFINITION_STATE_REMOVED: DefinitionState.ValueType  # 3
-"""It was removed: no run may take it, and its runs were ended."""
+"""It was removed: no run may take it, and its runs are ended. Also of one that was active, as long as none has followed it."""
 Global___DefinitionState: _TypeAlias = DefinitionState  # noqa: Y015
 
 @_typing.final
@@ -442,7 +442,9 @@ class RemoveDefinitionResponse(_message.Message):
     DEFINITION_FIELD_NUMBER: _builtins.int
     REMAINING_RUNS_FIELD_NUMBER: _builtins.int
     remaining_runs: _builtins.int
-    """How many of its runs have not ended yet, at most 10,000 are counted; those that undo their steps are among them."""
+    """How many of its runs have not ended yet, those that undo their steps among them. At most 10,000 are counted, and as many as
+    can be found in some seconds, at least 1 then; 0 only if all have ended.
+    """
     @_builtins.property
     def definition(self) -> Global___Definition:
         """As stored: REMOVED."""

@@ -73,14 +73,16 @@ class DefinitionServiceServicer:
 
     def RegisterDefinition(self, request, context):
         """Registers a manifest. The same manifest again changes nothing. A new compatibility_id becomes the active definition, and
-        the one before it previous: runs in flight stay on theirs. Errors: INVALID_REQUEST, INVALID_MANIFEST, DEFINITION_DRIFT.
+        the one before it previous: runs in flight stay on theirs. A manifest that was removed is refused, so that no worker that
+        registers its manifests at its start brings it back; it can come back under a new compatibility_id. Errors:
+        INVALID_REQUEST, INVALID_MANIFEST (also for a cycle of children), DEFINITION_DRIFT, DEFINITION_REMOVED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ValidateDefinition(self, request, context):
-        """Tells what RegisterDefinition would say of a manifest, and changes nothing. Faults are the answer, not an error.
+        """Tells which faults RegisterDefinition would find in a manifest, and changes nothing. Faults are the answer, not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,7 +112,9 @@ class DefinitionServiceServicer:
 
     def RemoveDefinition(self, request, context):
         """Removes a definition: no run starts with it any more, and those under way are ended (their steps are fenced off at once,
-        completed ones are undone, they end as FAILED with DEFINITION_REMOVED). Repeat it until none remains. Errors:
+        completed ones are undone, they end as FAILED with DEFINITION_REMOVED). It ends runs for some seconds; the servers go on with
+        the others, also when the caller is gone. Repeat it to learn how many remain. The active definition may be removed: starts
+        are refused then until another one is activated or registered. Nothing brings a removed one back. Errors:
         INVALID_REQUEST, UNKNOWN_WORKFLOW, UNKNOWN_DEFINITION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

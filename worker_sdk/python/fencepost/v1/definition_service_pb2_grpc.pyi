@@ -35,10 +35,12 @@ class DefinitionServiceStub:
     def __new__(cls, channel: _aio.Channel) -> DefinitionServiceAsyncStub: ...
     RegisterDefinition: _grpc.UnaryUnaryMultiCallable[_definition_service_pb2.RegisterDefinitionRequest, _definition_service_pb2.RegisterDefinitionResponse]
     """Registers a manifest. The same manifest again changes nothing. A new compatibility_id becomes the active definition, and
-    the one before it previous: runs in flight stay on theirs. Errors: INVALID_REQUEST, INVALID_MANIFEST, DEFINITION_DRIFT.
+    the one before it previous: runs in flight stay on theirs. A manifest that was removed is refused, so that no worker that
+    registers its manifests at its start brings it back; it can come back under a new compatibility_id. Errors:
+    INVALID_REQUEST, INVALID_MANIFEST (also for a cycle of children), DEFINITION_DRIFT, DEFINITION_REMOVED.
     """
     ValidateDefinition: _grpc.UnaryUnaryMultiCallable[_definition_service_pb2.ValidateDefinitionRequest, _definition_service_pb2.ValidateDefinitionResponse]
-    """Tells what RegisterDefinition would say of a manifest, and changes nothing. Faults are the answer, not an error."""
+    """Tells which faults RegisterDefinition would find in a manifest, and changes nothing. Faults are the answer, not an error."""
     GetDefinition: _grpc.UnaryUnaryMultiCallable[_definition_service_pb2.GetDefinitionRequest, _definition_service_pb2.GetDefinitionResponse]
     """Reads one definition. Errors: INVALID_REQUEST, UNKNOWN_WORKFLOW, UNKNOWN_DEFINITION."""
     ListDefinitions: _grpc.UnaryUnaryMultiCallable[_definition_service_pb2.ListDefinitionsRequest, _definition_service_pb2.ListDefinitionsResponse]
@@ -49,7 +51,9 @@ class DefinitionServiceStub:
     """
     RemoveDefinition: _grpc.UnaryUnaryMultiCallable[_definition_service_pb2.RemoveDefinitionRequest, _definition_service_pb2.RemoveDefinitionResponse]
     """Removes a definition: no run starts with it any more, and those under way are ended (their steps are fenced off at once,
-    completed ones are undone, they end as FAILED with DEFINITION_REMOVED). Repeat it until none remains. Errors:
+    completed ones are undone, they end as FAILED with DEFINITION_REMOVED). It ends runs for some seconds; the servers go on with
+    the others, also when the caller is gone. Repeat it to learn how many remain. The active definition may be removed: starts
+    are refused then until another one is activated or registered. Nothing brings a removed one back. Errors:
     INVALID_REQUEST, UNKNOWN_WORKFLOW, UNKNOWN_DEFINITION.
     """
 
@@ -60,10 +64,12 @@ class DefinitionServiceAsyncStub(DefinitionServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     RegisterDefinition: _aio.UnaryUnaryMultiCallable[_definition_service_pb2.RegisterDefinitionRequest, _definition_service_pb2.RegisterDefinitionResponse]  # type: ignore[assignment]
     """Registers a manifest. The same manifest again changes nothing. A new compatibility_id becomes the active definition, and
-    the one before it previous: runs in flight stay on theirs. Errors: INVALID_REQUEST, INVALID_MANIFEST, DEFINITION_DRIFT.
+    the one before it previous: runs in flight stay on theirs. A manifest that was removed is refused, so that no worker that
+    registers its manifests at its start brings it back; it can come back under a new compatibility_id. Errors:
+    INVALID_REQUEST, INVALID_MANIFEST (also for a cycle of children), DEFINITION_DRIFT, DEFINITION_REMOVED.
     """
     ValidateDefinition: _aio.UnaryUnaryMultiCallable[_definition_service_pb2.ValidateDefinitionRequest, _definition_service_pb2.ValidateDefinitionResponse]  # type: ignore[assignment]
-    """Tells what RegisterDefinition would say of a manifest, and changes nothing. Faults are the answer, not an error."""
+    """Tells which faults RegisterDefinition would find in a manifest, and changes nothing. Faults are the answer, not an error."""
     GetDefinition: _aio.UnaryUnaryMultiCallable[_definition_service_pb2.GetDefinitionRequest, _definition_service_pb2.GetDefinitionResponse]  # type: ignore[assignment]
     """Reads one definition. Errors: INVALID_REQUEST, UNKNOWN_WORKFLOW, UNKNOWN_DEFINITION."""
     ListDefinitions: _aio.UnaryUnaryMultiCallable[_definition_service_pb2.ListDefinitionsRequest, _definition_service_pb2.ListDefinitionsResponse]  # type: ignore[assignment]
@@ -74,7 +80,9 @@ class DefinitionServiceAsyncStub(DefinitionServiceStub):
     """
     RemoveDefinition: _aio.UnaryUnaryMultiCallable[_definition_service_pb2.RemoveDefinitionRequest, _definition_service_pb2.RemoveDefinitionResponse]  # type: ignore[assignment]
     """Removes a definition: no run starts with it any more, and those under way are ended (their steps are fenced off at once,
-    completed ones are undone, they end as FAILED with DEFINITION_REMOVED). Repeat it until none remains. Errors:
+    completed ones are undone, they end as FAILED with DEFINITION_REMOVED). It ends runs for some seconds; the servers go on with
+    the others, also when the caller is gone. Repeat it to learn how many remain. The active definition may be removed: starts
+    are refused then until another one is activated or registered. Nothing brings a removed one back. Errors:
     INVALID_REQUEST, UNKNOWN_WORKFLOW, UNKNOWN_DEFINITION.
     """
 
@@ -88,7 +96,9 @@ class DefinitionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_definition_service_pb2.RegisterDefinitionResponse, _abc.Awaitable[_definition_service_pb2.RegisterDefinitionResponse]]:
         """Registers a manifest. The same manifest again changes nothing. A new compatibility_id becomes the active definition, and
-        the one before it previous: runs in flight stay on theirs. Errors: INVALID_REQUEST, INVALID_MANIFEST, DEFINITION_DRIFT.
+        the one before it previous: runs in flight stay on theirs. A manifest that was removed is refused, so that no worker that
+        registers its manifests at its start brings it back; it can come back under a new compatibility_id. Errors:
+        INVALID_REQUEST, INVALID_MANIFEST (also for a cycle of children), DEFINITION_DRIFT, DEFINITION_REMOVED.
         """
 
     @_abc_1.abstractmethod
@@ -97,7 +107,7 @@ class DefinitionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _definition_service_pb2.ValidateDefinitionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_definition_service_pb2.ValidateDefinitionResponse, _abc.Awaitable[_definition_service_pb2.ValidateDefinitionResponse]]:
-        """Tells what RegisterDefinition would say of a manifest, and changes nothing. Faults are the answer, not an error."""
+        """Tells which faults RegisterDefinition would find in a manifest, and changes nothing. Faults are the answer, not an error."""
 
     @_abc_1.abstractmethod
     def GetDefinition(
@@ -132,7 +142,9 @@ class DefinitionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_definition_service_pb2.RemoveDefinitionResponse, _abc.Awaitable[_definition_service_pb2.RemoveDefinitionResponse]]:
         """Removes a definition: no run starts with it any more, and those under way are ended (their steps are fenced off at once,
-        completed ones are undone, they end as FAILED with DEFINITION_REMOVED). Repeat it until none remains. Errors:
+        completed ones are undone, they end as FAILED with DEFINITION_REMOVED). It ends runs for some seconds; the servers go on with
+        the others, also when the caller is gone. Repeat it to learn how many remain. The active definition may be removed: starts
+        are refused then until another one is activated or registered. Nothing brings a removed one back. Errors:
         INVALID_REQUEST, UNKNOWN_WORKFLOW, UNKNOWN_DEFINITION.
         """
 
