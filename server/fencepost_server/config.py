@@ -126,6 +126,15 @@ class Config:
     )
     server_timeout: float = _setting(10.0, "A server that has not probed for so long counts as gone.", low=1, high=600)
 
+    # Schedules
+    schedule_batch: int = _setting(100, "Schedules that are fired in one go.", low=1, high=5000)
+    schedule_retry: float = _setting(
+        5.0, "How long the start of a schedule's run may take before another server tries it too.", low=0.1, high=600
+    )
+    schedule_look_interval: float = _setting(
+        30.0, "How often at least a fire time that waits for a run looks whether it has ended.", low=1, high=3600
+    )
+
     # Calls
     max_page_size: int = _setting(1000, "Rows on one page.", low=1, high=10_000)
     max_batch_starts: int = _setting(1000, "Runs in one BatchStartRuns.", low=1, high=10_000)

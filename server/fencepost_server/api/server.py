@@ -6,18 +6,20 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from fencepost.v1 import definition_service_pb2, run_service_pb2, worker_service_pb2
+from fencepost.v1 import definition_service_pb2, run_service_pb2, schedule_service_pb2, worker_service_pb2
 from fencepost_server.api.calls import handlers
 from fencepost_server.api.definition_service import DefinitionService
 from fencepost_server.api.run_service import RunService
+from fencepost_server.api.schedule_service import ScheduleService
 from fencepost_server.config import Config
 from fencepost_server.engine.engine import Engine
 from fencepost_server.session.stream import WorkerStreams
 
 _RUNS = run_service_pb2.DESCRIPTOR.services_by_name["RunService"]
 _DEFINITIONS = definition_service_pb2.DESCRIPTOR.services_by_name["DefinitionService"]
+_SCHEDULES = schedule_service_pb2.DESCRIPTOR.services_by_name["ScheduleService"]
 _WORKERS = worker_service_pb2.DESCRIPTOR.services_by_name["WorkerService"]
-SERVICES = (_RUNS.full_name, _DEFINITIONS.full_name, _WORKERS.full_name)
+SERVICES = (_RUNS.full_name, _DEFINITIONS.full_name, _SCHEDULES.full_name, _WORKERS.full_name)
 
 
 class PortInUse(OSError):
@@ -36,6 +38,7 @@ class GrpcServer:
             (
                 handlers(_RUNS, RunService(config, engine)),
                 handlers(_DEFINITIONS, DefinitionService(config, engine)),
+                handlers(_SCHEDULES, ScheduleService(config, engine)),
                 self.streams.handler(),
             )
         )

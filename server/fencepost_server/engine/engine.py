@@ -20,6 +20,7 @@ from fencepost_server.engine import leases
 from fencepost_server.engine.catalog import Catalog
 from fencepost_server.engine.commit import Committer, Decided, by_session
 from fencepost_server.engine.dispatch import Dispatcher
+from fencepost_server.engine.firing import Firing
 from fencepost_server.engine.fold import Ready
 from fencepost_server.engine.leases import Adopted, Closer, Renewer, Sweeper
 from fencepost_server.engine.loops import Loop
@@ -58,7 +59,8 @@ class Engine:
         self.closer = Closer(config, self.database, self.sweeper.due_by)
         self.reconciler = Reconciler(self.database, self.dispatcher, self.report)
         self.notifier = Notifier(config, self.database, self.server_id)
-        self.listener = Listener(config, self.server_id, self.dispatcher.hint, self.watches.ended)
+        self.firing = Firing(config, self.database, self.start_run, self.submit)
+        self.listener = Listener(config, self.server_id, self.dispatcher.hint, self._ended)
         self.remover = Remover(self.database, self.reads, self.submit)
         self.draining = False
         self.loops = [
@@ -70,6 +72,7 @@ class Engine:
             self.sweeper.loop,
             self.notifier.loop,
             self.listener.loop,
+            self.firing.loop,
             self.remover.loop,
             Loop("probe", self.probe_once),
             Loop("housekeeping", self.housekeep_once),
@@ -95,6 +98,7 @@ class Engine:
         """Lease nothing more; starts are refused from now on."""
         self.draining = True
         self.dispatcher.draining = True
+        self.firing.draining = True
 
     async def flush(self, timeout: float) -> None:
         """Wait until the lanes are empty, at most so many seconds."""
@@ -206,8 +210,13 @@ class Engine:
         elif changes.reports:
             self.dispatcher.wake()
         self.watches.changed(changes.changed_runs)
-        self.watches.ended(changes.ended)
+        self._ended(changes.ended)
         self.notifier.add(changes.ready, changes.ended)
+
+    def _ended(self, run_ids: Sequence[str]) -> None:
+        """Runs have ended, here or at another server."""
+        self.watches.ended(run_ids)
+        self.firing.ended(run_ids)
 
     # Loops
 
@@ -221,6 +230,7 @@ class Engine:
             self.dispatcher.forget(mark)
         self.dispatcher.hint([Ready(w.namespace, w.queue, w.handler, w.priority, w.due_in) for w in found.ready])
         self.sweeper.due_in(found.first_expiry_in)
+        self.firing.due_in(found.first_schedule_in)
         for session_id in found.ended_sessions:
             if (left := self.dispatcher.session(session_id)) is not None:
                 left.end(SessionTimedOut("the process has a newer session"))

@@ -6,8 +6,8 @@ Three keys of callers, asked in this order, memory before state:
 - the **request key** names a run for ever: the same key again is that run, whatever its state;
 - the **dedupe key** names a run until it has ended: then it is free again, in the transaction of the end.
 
-And one of our own: the **schedule key** names the run of one fire time. Whoever tries that time again finds the run, also
-when the schedule asks for another input by now; so its fingerprint is no digest, but tells what the run was started by.
+And one of our own: the **schedule key** names the run of one fire time. Whoever tries that time again finds the run,
+also when the schedule asks for another input by now; so its fingerprint is no digest, but tells what started the run.
 
 A start whose answer is an existing run is remembered under its request id and its request key as bound to that run.
 """

@@ -18,8 +18,8 @@ from fencepost_server.engine.operations import Start
 @dataclass(frozen=True, slots=True)
 class StartRequest:
     """A valid request. ``value`` is the parsed JSON input, or None if it is binary. ``start_delay`` and ``run_timeout``
-    are seconds; None: no timeout. ``schedule_key`` names one fire time of one schedule, ``schedule_origin`` what the run
-    was started by.
+    are seconds; None: no timeout. ``schedule_key`` names one fire time of one schedule, ``schedule_origin`` what the
+    run was started by.
     """
 
     namespace: str

@@ -37,6 +37,8 @@ class Probe:
     other_servers: int
     ended_sessions: list[str]
     """Those of this server that ended of late, by its own word or because their process is at another server."""
+    first_schedule_in: float | None
+    """In how many seconds the first schedule is due; None: none is."""
 
 
 async def probe(database: Database, config: Config, server_id: str) -> Probe:
@@ -51,7 +53,7 @@ async def probe(database: Database, config: Config, server_id: str) -> Probe:
             "server_timeout": timedelta(seconds=config.server_timeout),
         },
     )
-    ready, expiry, others, ended = [], None, 0, []
+    ready, expiry, others, ended, schedule = [], None, 0, [], None
     for what, namespace, queue, handler, number, seconds in rows:
         if what == 1:
             ready.append(ReadyWork(namespace, queue, handler, number, seconds))
@@ -59,9 +61,11 @@ async def probe(database: Database, config: Config, server_id: str) -> Probe:
             expiry = seconds
         elif what == 3:
             others = number
-        else:
+        elif what == 4:
             ended.append(namespace)
-    return Probe(ready, expiry, others, ended)
+        elif what == 7:
+            schedule = seconds
+    return Probe(ready, expiry, others, ended, schedule)
 
 
 async def forget(database: Database) -> None:

@@ -3,10 +3,11 @@
 -- name: probe
 -- Beats for this server, moves the outage guard on, and tells what there is to do: which (namespace, queue, handler, priority)
 -- have a ready task and when the first is due, when the first lease can expire, how many other servers live, which of this server's
--- sessions have ended of late: of one that it believes to be open, the process has come back elsewhere. A gap between probes of all
+-- sessions have ended of late: of one that it believes to be open, the process has come back elsewhere; and when the first schedule
+-- is due. A gap between probes of all
 -- servers longer than an outage holds every expiry until workers had time to come back.
 -- locks: own server row; the cluster row at most once a second (more often only if an outage is said to be shorter than some
--- seconds). index: task_ready (one lookup a combination), task_lease, session_ended
+-- seconds). index: task_ready (one lookup a combination), task_lease, session_ended, schedule_due
 with recursive beat as (
     insert into server (server_id) values (%(server)s)
     on conflict (server_id) do update set seen_at = clock_timestamp()
@@ -41,7 +42,11 @@ select 3, null, null, null,
        0
 union all
 select 4, session_id::text, null, null, null, 0 from session
-where ended_at > (select clock_timestamp()) - %(server_timeout)s and server_id = %(server)s;
+where ended_at > (select clock_timestamp()) - %(server_timeout)s and server_id = %(server)s
+union all
+select 7, null, null, null, null,
+       (select extract(epoch from due_at - clock_timestamp())::float8 from schedule
+        where due_at is not null order by due_at limit 1);
 
 -- name: forget
 -- Bounded housekeeping: gone servers, ended sessions, request ids past their time. Open sessions are read, all of them:
