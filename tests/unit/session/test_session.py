@@ -16,9 +16,10 @@ from fencepost_server.domain.errors import FencepostError, SessionTimedOut
 from fencepost_server.domain.model import Failure, FailureKind, LeasedTask, Outcome, Payload
 from fencepost_server.domain.violation import Violation
 from fencepost_server.engine.leases import Renewal
-from fencepost_server.engine.operations import OK, Answer, Report, ReportKind
+from fencepost_server.engine.operations import LEASE_LOST, OK, Answer, Report, ReportKind
 from fencepost_server.session.hello import Greeting
 from fencepost_server.session.session import Session
+from fencepost_server.store.tasks import Lease
 
 LIMIT = 64 << 10
 FRAME = LIMIT * 5 // 4
@@ -214,6 +215,9 @@ ACTIONS = st.sampled_from(
         "pong",
         "tick",
         "goodbye",
+        "checkpoint",
+        "cancel",
+        "renew",
     ]
 )
 
@@ -270,6 +274,22 @@ def test_a_session_never_has_more_tasks_out_than_its_capacity(actions: list[tupl
             ref = pb.TaskRef(run_id=task.run_id, task_id=task.task_id, fencing_token=task.token)
             receive(heartbeat=pb.Heartbeat(tasks=[ref]))
             desk.renewals.pop().answered({(task.run_id, task.task_id, task.token): None})
+        elif action == "checkpoint" and out:
+            task = next(iter(out.values()))
+            ref = pb.TaskRef(run_id=task.run_id, task_id=task.task_id, fencing_token=task.token)
+            receive(checkpoint=pb.Checkpoint(items=[pb.CheckpointItem(task=ref, number=1)]))
+            lost = n == 0
+            session.settle([(desk.reports.pop(), LEASE_LOST if lost else OK)], ())
+            if lost:
+                del out[task.run_id]
+        elif action == "cancel" and out:
+            task = next(iter(out.values()))
+            session.cancel((task.run_id, task.task_id, task.token), "RUN_CANCELLED", 1.0)
+        elif action == "renew" and out:
+            task = next(iter(out.values()))
+            ref = pb.TaskRef(run_id=task.run_id, task_id=task.task_id, fencing_token=task.token)
+            receive(heartbeat=pb.Heartbeat(tasks=[ref]))
+            desk.renewals.pop().answered({(task.run_id, task.task_id, task.token): Lease(1.0, cancel_wanted=True)})
         elif action == "forget":
             receive(heartbeat=pb.Heartbeat(last_tasks_number=1 << 40))
             assert len(desk.reports) == len(out)
