@@ -28,8 +28,6 @@ from fencepost_server.store.definitions import FIRST, LAST, LivePage, Position, 
 MAX_COUNTED = 10_000
 """So many live runs are counted, no more."""
 
-_LOOK_INTERVAL = 60.0
-_LOOK_PAGE = 1000
 _PAUSE = 1.0
 _PATIENCE = 5.0
 _COUNTING = 2.0
@@ -73,6 +71,10 @@ class Remover:
         self._walks: OrderedDict[tuple[str, str, bytes], Walk] = OrderedDict()
         self._next_look = 0.0
         self._looked = ("", "", b"")
+        self.look_interval = 60.0
+        """Seconds from one look for removals to the next."""
+        self.look_page = 1000
+        """Removals that one look finds; the next one goes on from there."""
         self.scan = 10_000
         """Runs that one statement reads."""
         self.batch = 200
@@ -104,7 +106,7 @@ class Remover:
             try:
                 whole = await self._step(walk)
             except ServerDraining:
-                return _LOOK_INTERVAL
+                return self.look_interval
             if not whole:
                 return _PAUSE
         return 0.0 if walks else max(self._next_look - clock(), 0.0)
@@ -120,11 +122,11 @@ class Remover:
 
     async def _look(self) -> None:
         """Find removals, the next page of them."""
-        found = await definitions.removals(self._database, self._looked, _LOOK_PAGE)
+        found = await definitions.removals(self._database, self._looked, self.look_page)
         for removal in found:
             self._walk(removal)
-        self._looked = found[-1].key if len(found) == _LOOK_PAGE else ("", "", b"")
-        self._next_look = asyncio.get_running_loop().time() + _LOOK_INTERVAL
+        self._looked = found[-1].key if len(found) == self.look_page else ("", "", b"")
+        self._next_look = asyncio.get_running_loop().time() + self.look_interval
 
     async def _step(self, walk: Walk) -> bool:
         """Tell the next page. Returns whether all of it could be told."""
