@@ -30,23 +30,28 @@ from fencepost_server.domain.violation import shown
 
 # Work for the comparison of all schemas of one manifest: a second or two at the worst.
 _MATCHING_WORK = 200_000
-# To compare what is equal takes time too. Only charged where a node is compared with more than one giver: there
-# may be a million pairs of small nodes, and a sequence has no more pairs than nodes.
+# To compare what is equal takes time too. It is charged where containers make more of few schemas: a million pairs
+# of small ones, or a large one that is composed or that many branches take. In a plain sequence each schema meets
+# one other, and what was registered when there was nothing else costs what it did.
 _STEPS_PER_PAIR = 3
 _CHARS_PER_STEP = 100
+_SCHEMAS_PER_STEP = 2
+_TOO_MUCH = "the schemas are too large or too entangled to compare"
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
     """One thing that may be given: the place and name of its giver, and its schema (None: not known).
 
-    `unchecked`: its giver leaves it to run time whether it is what the workflow returns.
+    `unchecked`: its giver leaves it to run time whether it is what the workflow returns. `composed`: the schema is
+    not one that the manifest has.
     """
 
     path: str
     schema: object | None
     what: str
     unchecked: bool = False
+    composed: bool = False
 
 
 _Flow = tuple[_Given, ...]
@@ -77,7 +82,10 @@ class _Matcher:
         self._faults = faults
         self._budget = WorkBudget(_MATCHING_WORK)
         self._composer = Composer(self._budget)
-        self._sizes: dict[int, tuple[object, int]] = {}
+        # By identity, with the schema, so that no other one gets its identity while this lives.
+        self._texts: dict[int, tuple[object, str]] = {}
+        self._met: set[str] = set()
+        self._reasons: dict[tuple[str, str], str | None] = {}
 
     def known(self, given: _Given) -> _Flow:
         """Return what is given, or nothing if its schema has faults."""
@@ -96,11 +104,9 @@ class _Matcher:
         if path in self._faults.bad_schemas or taken is None:
             return
         for one in given:
-            if len(given) > 1:
-                chars = self._size(one.schema) + self._size(taken)
-                self._budget.left -= _STEPS_PER_PAIR + chars // _CHARS_PER_STEP
-            too_much = len(given) > 1 and self._budget.left < 0
-            reason = _TOO_MUCH if too_much else mismatch(one.schema, taken, self._budget)
+            alone = len(given) == 1 and not one.composed and one.path not in self._met
+            self._met.add(one.path)
+            reason = mismatch(one.schema, taken, self._budget) if alone else self._reason(one.schema, taken)
             if reason is not None:
                 self._faults.add(path, f"does not take {one.what} ({one.path}): {reason}")
 
@@ -140,7 +146,7 @@ class _Matcher:
         if not complete:
             return ()
         schema = self._composer.object_of(members)
-        return (_Given(f"{path}/parallel", schema, f"the output of {node.id or path}", unchecked),)
+        return (_Given(f"{path}/parallel", schema, f"the output of {node.id or path}", unchecked, True),)
 
     def _through_map(self, node: MapNode, path: str, given: _Flow) -> _Flow:
         over = f"{path}/map/over"
@@ -151,7 +157,7 @@ class _Matcher:
             return ()
         schema = self._composer.array_of(self._composer.any_of([result.schema for result in results]))
         unchecked = any(result.unchecked for result in results)
-        return (_Given(f"{path}/map", schema, f"the output of {node.id or path}", unchecked),)
+        return (_Given(f"{path}/map", schema, f"the output of {node.id or path}", unchecked, True),)
 
     def _item(self, node: MapNode, over: str, given: _Given) -> _Given | None:
         what = f"the items at {shown(node.over)} of {given.what}"
@@ -160,7 +166,7 @@ class _Matcher:
         except NoArray as error:
             self._faults.add(over, f"does not lead to an array in {given.what} ({given.path}): {error}")
             return None
-        return replace(given, schema=schema, what=what, unchecked=False)
+        return replace(given, schema=schema, what=what, unchecked=False, composed=True)
 
     def _through_cases(self, node: ChooseNode, path: str, given: _Flow) -> _Flow:
         results: list[_Given] = []
@@ -171,16 +177,25 @@ class _Matcher:
             results.extend(given)
         return _distinct(results)
 
-    def _size(self, schema: object | None) -> int:
-        """Return the characters of a schema, which are counted once."""
+    def _reason(self, given: object | None, taken: object) -> str | None:
+        """Return why something is not taken, or None. Equal pairs of schemas are compared once."""
+        self._budget.left -= _STEPS_PER_PAIR
+        key = (self._text(given), self._text(taken)) if self._budget.left >= 0 else None
+        if key is None:
+            return _TOO_MUCH
+        if key not in self._reasons:
+            self._budget.left -= (len(key[0]) + len(key[1])) // _CHARS_PER_STEP
+            self._reasons[key] = _TOO_MUCH if self._budget.left < 0 else mismatch(given, taken, self._budget)
+        return self._reasons[key]
+
+    def _text(self, schema: object | None) -> str:
+        """Return the canonical text of a schema, which is made once; "" for None."""
         if not isinstance(schema, dict):
-            return 0
-        if id(schema) not in self._sizes:
-            self._sizes[id(schema)] = (schema, len(canonical_value(schema)))
-        return self._sizes[id(schema)][1]
-
-
-_TOO_MUCH = "the schemas of the manifest are too large or too entangled to compare"
+            return "" if schema is None else canonical_value(schema)
+        if id(schema) not in self._texts:
+            self._budget.left -= self._composer.weight(schema) // _SCHEMAS_PER_STEP
+            self._texts[id(schema)] = (schema, canonical_value(schema))
+        return self._texts[id(schema)][1]
 
 
 def _distinct(given: Iterable[_Given]) -> _Flow:

@@ -8,18 +8,18 @@ from fencepost_server.domain.jsontext import canonical_value, parse
 from fencepost_server.domain.violation import pointer, shown
 
 MAX_DIFFERENCES = 50
-"""So many are listed; a last line tells how many more there are."""
+"""So many are listed unless somebody asks for more; a last line tells how many more there are."""
 
 
-def difference(old: str, new: str) -> list[str]:
+def difference(old: str, new: str, most: int = MAX_DIFFERENCES) -> list[str]:
     """Return the differences between two canonical manifests, one line each: path, old value → new value.
 
     Nodes are compared by their id, so that one that was put in does not make all that follow differ; their
     paths are those of the new manifest. [] means that the two are equal.
     """
     lines = list(_compare("", parse(old), parse(new)))
-    more = len(lines) - MAX_DIFFERENCES
-    return [*lines[:MAX_DIFFERENCES], f"and {more} more"] if more > 0 else lines
+    more = len(lines) - most
+    return [*lines[:most], f"and {more} more"] if more > 0 else lines
 
 
 def _compare(path: str, old: object, new: object) -> Iterator[str]:

@@ -5,12 +5,13 @@ anchors, dynamic ones, or inside a resource with an `$id` of its own). Of such a
 it is a part: what is composed may say less than its parts do, but never more.
 
 What is composed is for `schema_match`, and not always fit to be compiled. Its parts are shared with the
-schemas that it is made of, or copied where references have to change; the work is taken off a budget.
+schemas that it is made of, or copied where references have to change. Because parts are shared, a few nodes could
+give a schema that has no end as text: past a weight, nothing is known of the parts. The work is taken off a budget.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
 from fencepost_server.domain import schema_facts as known
@@ -21,9 +22,13 @@ from fencepost_server.domain.schema_match import WorkBudget
 from fencepost_server.domain.schema_rules import type_names
 from fencepost_server.domain.violation import pointer
 
+MAX_WEIGHT = 5_000
+"""Schemas inside a composed one, counted as often as they stand there."""
+
 _MAX_PREFIX = 50
-_COPY_COST = 2
+_COPY_COST = 5
 _LOOK_COST = 5
+_PATTERN_COST = 10
 _NAMES = ("$anchor", "$dynamicAnchor", "$id", "$schema")
 """Keywords that would name the part inside the whole; they constrain nothing."""
 _REFERENCES = ("$ref", "$dynamicRef")
@@ -39,31 +44,35 @@ class Composer:
     def __init__(self, budget: WorkBudget) -> None:
         self._budget = budget
         # By identity, with the schema, so that no other one gets its identity while this lives.
-        self._plain: dict[int, tuple[object, bool]] = {}
+        self._seen: dict[int, tuple[object, bool, int]] = {}
+
+    def weight(self, schema: object | None) -> int:
+        """Return how many schemas are in a schema, itself among them."""
+        return self._look(schema)[1] if isinstance(schema, dict) else 1
 
     def object_of(self, members: Mapping[str, object | None]) -> object:
         """Return the schema of an object that has exactly these members."""
-        properties = {name: self._part(schema, pointer(("properties", name))) for name, schema in members.items()}
+        parts = self._parts({pointer(("properties", name)): schema for name, schema in members.items()})
         return self._made(
             {
                 "type": "object",
-                "properties": properties,
+                "properties": dict(zip(members, parts, strict=True)),
                 "required": sorted(members),
                 "additionalProperties": False,
             },
-            properties.values(),
+            parts,
         )
 
     def array_of(self, items: object | None) -> object:
         """Return the schema of an array of such items."""
-        part = self._part(items, "/items")
-        return self._made({"type": "array", "items": part}, (part,))
+        parts = self._parts({"/items": items})
+        return self._made({"type": "array", "items": parts[0]}, parts)
 
     def any_of(self, schemas: Sequence[object | None]) -> object:
         """Return the schema of what keeps to at least one of these."""
         if len(schemas) == 1:
             return True if schemas[0] is None else schemas[0]
-        parts = [self._part(schema, f"/anyOf/{index}") for index, schema in enumerate(schemas)]
+        parts = self._parts({f"/anyOf/{index}": schema for index, schema in enumerate(schemas)})
         return self._made({"anyOf": parts}, parts)
 
     def items_at(self, schema: object | None, at: Sequence[str]) -> object:
@@ -96,6 +105,8 @@ class Composer:
             return True
         cases = [_all_of(known.item_schemas(facts, index)) for index in range(alike + 1)]
         items = cases[0] if len(cases) == 1 else {"anyOf": cases}
+        if self.weight(items) > MAX_WEIGHT:
+            return True
         if self._is_plain(whole) or not isinstance(items, dict):
             return items
         return {"allOf": [items], "$defs": {"whole": whole}}
@@ -105,7 +116,10 @@ class Composer:
         facts = known.flatten(document, schemas)
         if facts is None:
             raise NoArray("nothing can be there")
-        self._budget.left -= 1 + len(facts)
+        patterns = sum(len(known.mapped(fact, "patternProperties")) for fact in facts)
+        self._budget.left -= 1 + len(facts) + _PATTERN_COST * patterns
+        if self._budget.left < 0:
+            return None
         types = known.types(facts)
         index = array_index(part) if "array" in types else None
         if "object" not in types and index is None:
@@ -114,22 +128,29 @@ class Composer:
             return known.item_schemas(facts, index)
         return known.property_schemas(facts, part) if index is None else None
 
-    def _made(self, schema: object, parts: Iterable[object]) -> object:
-        """Return `schema`, and remember if it is made of parts without references."""
+    def _parts(self, schemas: Mapping[str, object | None]) -> list[object]:
+        """Return schemas as they are to be written at their places; True for each if they are too much together."""
+        if self._budget.left < 0 or sum(map(self.weight, schemas.values())) > MAX_WEIGHT:
+            return [True] * len(schemas)
+        return [self._part(schema, place) for place, schema in schemas.items()]
+
+    def _made(self, schema: object, parts: Sequence[object]) -> object:
+        """Return `schema`, and remember what it is if it is made of parts without references."""
         if all(self._is_plain(part) for part in parts):
-            self._plain[id(schema)] = (schema, True)
+            self._seen[id(schema)] = (schema, True, 1 + sum(map(self.weight, parts)))
         return schema
 
     def _is_plain(self, schema: object) -> bool:
         """Tell whether a schema has neither references nor names, and so means the same in any place."""
-        if not isinstance(schema, dict):
-            return True
-        if id(schema) not in self._plain:
+        return not isinstance(schema, dict) or self._look(schema)[0]
+
+    def _look(self, schema: dict[str, object]) -> tuple[bool, int]:
+        if id(schema) not in self._seen:
             parts = [part for _, part in subschemas(schema)]
             self._budget.left -= len(parts) // 10
             plain = all(part.keys().isdisjoint((*_NAMES, *_REFERENCES)) for part in parts)
-            self._plain[id(schema)] = (schema, plain)
-        return self._plain[id(schema)][1]
+            self._seen[id(schema)] = (schema, plain, len(parts))
+        return self._seen[id(schema)][1:]
 
     def _part(self, schema: object | None, place: str) -> object:
         """Return a schema as it is to be written at a JSON Pointer in another one; True if it cannot be."""

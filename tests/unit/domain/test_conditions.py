@@ -218,7 +218,7 @@ def plain(condition: dict[str, Any], value: object) -> bool:
     if "not" in condition:
         return not plain(condition["not"], value)
     if "all" in condition or "any" in condition:
-        parts = [plain(part, value) for part in condition.get("all", condition.get("any"))]
+        parts = [plain(part, value) for part in condition.get("all") or condition["any"]]
         return all(parts) if "all" in condition else any(parts)
     found = reached(condition["at"], value)
     name, constant = next((key, constant) for key, constant in condition.items() if key != "at")
