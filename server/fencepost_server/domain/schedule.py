@@ -183,7 +183,7 @@ def count_fires(spec: Spec, after: datetime, until: datetime) -> int:
 def delay(spec: Spec, key: str, at: datetime) -> timedelta:
     """How much later than a fire time its run starts: the same for the same schedule (``key``) and time."""
     digest = hashlib.sha256(f"{key} {at.isoformat()}".encode()).digest()
-    return spec.jitter * int.from_bytes(digest[:6], "big") / (1 << 48)
+    return (spec.jitter // _TICK * int.from_bytes(digest[:6], "big") >> 48) * _TICK
 
 
 def _interval_times(interval: timedelta, offset: timedelta, after: datetime) -> Iterator[datetime]:
