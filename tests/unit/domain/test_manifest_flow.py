@@ -243,7 +243,7 @@ def test_many_choices_in_a_row_are_compared_within_the_budget() -> None:
 
 
 def test_containers_of_containers_cost_no_more_than_the_budget() -> None:
-    schema = {"$ref": "#/$defs/a", "$defs": {"a": {"properties": {f"p{n}": INTEGER for n in range(200)}}}}
+    schema = {"$ref": "#/$defs/a", "$defs": {"a": {"properties": {f"p{n}": INTEGER for n in range(100)}}}}
     value: dict[str, object] = step("x", gives=schema)
     for level in range(20):
         value = {"id": f"p{level}", "parallel": [[value], [step(f"y{level}", gives=schema)]]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fencepost_server.domain.manifest import parse_manifest
@@ -144,6 +144,7 @@ def respelled(value: Any) -> Any:
     return next((pair[1 - pair.index(value)] for pair in DURATIONS if value in pair), value)
 
 
+@settings(max_examples=40)
 @given(manifests.map(named))
 def test_a_canonical_manifest_reads_as_itself(value: Any) -> None:
     found = parse_manifest(json.dumps(value))
@@ -151,6 +152,7 @@ def test_a_canonical_manifest_reads_as_itself(value: Any) -> None:
     assert difference(found.canonical, found.canonical) == []
 
 
+@settings(max_examples=40)
 @given(manifests.map(named))
 def test_another_spelling_of_a_manifest_is_the_same_manifest(value: Any) -> None:
     found = parse_manifest(json.dumps(value))
@@ -158,6 +160,7 @@ def test_another_spelling_of_a_manifest_is_the_same_manifest(value: Any) -> None
     assert parse_manifest(json.dumps(value, indent=1), yaml=True) == found
 
 
+@settings(max_examples=40)
 @given(manifests.map(named))
 def test_the_place_of_each_node_leads_to_it_in_the_canonical_text(value: Any) -> None:
     found = parse_manifest(json.dumps(value))
@@ -170,6 +173,7 @@ def test_the_place_of_each_node_leads_to_it_in_the_canonical_text(value: Any) ->
     assert len({entry.id for entry, _ in listed}) == len(listed)
 
 
+@settings(max_examples=40)
 @given(manifests.map(named), manifests.map(named))
 def test_manifests_have_one_hash_exactly_if_nothing_differs(one: Any, other: Any) -> None:
     first, second = parse_manifest(json.dumps(one)), parse_manifest(json.dumps(other))
