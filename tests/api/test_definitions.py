@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from fencepost.v1 import definition_service_pb2 as pb
+from tests.api.deploying import activate, registered, remove
 from tests.engine.rows import count, holding
 from tests.fixtures.api import DEADLINE, Api
 from tests.fixtures.manifests import manifest
@@ -300,16 +301,6 @@ async def get(api: Api, hash_: str = "", **fields: Any) -> pb.Definition:
     return (await api.definitions.GetDefinition(request, timeout=DEADLINE)).definition
 
 
-async def activate(api: Api, hash_: str, workflow_id: str = "wf", **fields: Any) -> pb.ActivateDefinitionResponse:
-    request = pb.ActivateDefinitionRequest(workflow_id=workflow_id, definition_hash=hash_, **fields)
-    return await api.definitions.ActivateDefinition(request, timeout=DEADLINE)
-
-
-async def remove(api: Api, hash_: str, workflow_id: str = "wf", **fields: Any) -> pb.RemoveDefinitionResponse:
-    request = pb.RemoveDefinitionRequest(workflow_id=workflow_id, definition_hash=hash_, **fields)
-    return await api.definitions.RemoveDefinition(request, timeout=DEADLINE)
-
-
 async def test_activating_a_previous_definition_rolls_back_to_it_and_tells_the_one_before(api: Api) -> None:
     first, second = [await registered(api, manifest(n + 1, compatibility_id=str(n))) for n in range(2)]
     for before in (second, first):  # a repeat changes nothing
@@ -322,11 +313,6 @@ async def test_activating_a_previous_definition_rolls_back_to_it_and_tells_the_o
     answer = await activate(api, second.upper())
     assert (answer.definition.definition_hash, answer.previous_hash) == (second, first)
     assert (await api.start()).definition_hash == second
-
-
-async def registered(api: Api, text: str, **fields: Any) -> str:
-    """The hash of a manifest after its registration."""
-    return (await api.register(text, **fields)).definition.definition_hash
 
 
 @pytest.mark.parametrize("change", [activate, remove])
@@ -387,87 +373,39 @@ async def test_when_the_active_definition_was_removed_another_can_be_activated(a
     assert (await api.start()).definition_hash == first
 
 
-def parent(workflow_id: str, *children: str, compatibility_id: str = "1") -> str:
-    """A manifest whose nodes run other workflows as children."""
-    nodes = [{"id": f"n{n}", "workflow": child, "schema_check": "runtime"} for n, child in enumerate(children)]
-    top = {"id": workflow_id, "compatibility_id": compatibility_id, "sequence": [*nodes, {"id": "s", "step": "s"}]}
-    return json.dumps(top)
-
-
-async def test_a_workflow_that_would_be_a_child_of_itself_is_refused_with_the_way_back(api: Api, dsn: str) -> None:
-    await api.register(parent("b", "c", "nobody"))  # a child may be registered later
-    await api.register(parent("c", "a"))
-    text = parent("a", "nobody", "b", "c")
-    with refused("INVALID_MANIFEST", grpc.StatusCode.INVALID_ARGUMENT) as refusal:
-        await api.register(text)
-    assert [(path, told.partition(": ")[2]) for path, told in refusal.error.violations] == [
-        ("/sequence/1/workflow", "a → b → c → a"),
-        ("/sequence/2/workflow", "a → c → a"),
-    ]
-    answer = await api.definitions.ValidateDefinition(pb.ValidateDefinitionRequest(json=text), timeout=DEADLINE)
-    assert [(v.path, v.message) for v in answer.violations] == list(refusal.error.violations)
-    assert await count(dsn, "definition", "workflow_id = 'a'") == 0
-    assert await count(dsn, "deployment", "workflow_id = 'a'") == 0
-    assert (await api.register(text, namespace="two")).created, "nobody knows b and c there"
-    with refused("INVALID_MANIFEST") as refusal:
-        await api.register(parent("a", "a"))
-    assert refusal.error.paths == ["/sequence/0/workflow"]
-
-
-async def test_only_active_definitions_make_a_cycle_and_activating_one_is_refused_as_registering_it_is(
-    api: Api,
-) -> None:
-    old = await registered(api, parent("a", "b"))
-    await api.register(parent("a", compatibility_id="2"))
-    closing = await registered(api, parent("b", "a"))
-    with refused("INVALID_MANIFEST", grpc.StatusCode.INVALID_ARGUMENT) as refusal:
-        await activate(api, old, "a")
-    assert refusal.error.paths == ["/sequence/0/workflow"]
-    assert "a → b → a" in refusal.error.violations[0][1]
-    assert not (await api.register(parent("a", "b"))).created, "what is registered is not judged anew"
-    await remove(api, closing, "b")  # it starts no runs any more, and so no children
-    assert (await activate(api, old, "a")).definition.state == pb.DEFINITION_STATE_ACTIVE
-    with refused("INVALID_MANIFEST"):
-        await api.register(parent("b", "a", compatibility_id="2"))
-
-
-async def test_two_registrations_at_once_can_not_make_a_cycle(
+async def test_a_removal_waits_longer_for_starts_under_way_than_starts_wait_for_each_other(
     in_process_server: StartInProcessServer, dsn: str, connect_api: Connect
 ) -> None:
-    apis = [connect_api((await in_process_server(dsn)).grpc_address) for _ in range(2)]
-    for n in range(20):
-        texts = [parent(f"a{n}", f"b{n}"), parent(f"b{n}", f"a{n}")]
-        answers = await asyncio.gather(
-            *(api.register(text) for api, text in zip(apis, texts, strict=True)), return_exceptions=True
-        )
-        (lost,) = [answer for answer in answers if isinstance(answer, BaseException)]
-        with refused("INVALID_MANIFEST"):
-            raise lost
-    assert await count(dsn, "definition") == 20
-
-
-async def test_a_registration_with_children_waits_for_another_one_under_way(
-    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect
-) -> None:
-    api = connect_api((await in_process_server(dsn)).grpc_address)
-    await api.register(parent("a"))
-    async with holding(dsn, "select from deployment for update") as connection:
-        first = asyncio.create_task(api.register(parent("a", "b", compatibility_id="2")))
+    """Under load somebody always starts: a removal that gave up as soon as a batch does would never get its turn."""
+    api = connect_api((await in_process_server(dsn, lock_timeout=0.05)).grpc_address)
+    hash_ = await registered(api, manifest())
+    async with holding(dsn, "select from deployment for share") as start:
+        removing = asyncio.create_task(remove(api, hash_))
         await until_blocked(dsn)
-        second = asyncio.create_task(api.register(parent("b", "a")))
-        await until_blocked(dsn, 2)
-        await connection.rollback()
-    assert (await first).created
-    with refused("INVALID_MANIFEST"):
-        await second
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(removing), 0.5)
+        await start.rollback()
+    assert (await removing).definition.state == pb.DEFINITION_STATE_REMOVED
 
 
-async def test_children_that_lead_to_more_workflows_than_are_followed_are_refused(api: Api, dsn: str) -> None:
-    """I12."""
-    many = [f"w{n}" for n in range(200)]
-    for n in range(6):
-        await api.register(parent(f"p{n}", *(f"p{n}.{name}" for name in many)))
-    with refused("INVALID_MANIFEST") as refusal:
-        await api.register(parent("a", *(f"p{n}" for n in range(6))))
-    assert refusal.error.paths == [""]
-    assert (await api.register(parent("a", *(f"p{n}" for n in range(4))))).created
+def nested(fallback: str, **step: object) -> str:
+    """A manifest with nodes of every kind inside each other."""
+    branch = [{"id": "rest", "sleep": "1h"}, {"id": "ask", "wait_signal": "yes"}]
+    inner = {"id": "each", "map": {"over": "", "do": [{"id": "one", "step": "s", **step}], "max_parallel": 3}}
+    cases = [
+        {"when": {"at": "/a", "eq": 1}, "do": [{"id": "both", "parallel": [branch, [inner]]}]},
+        {"otherwise": [{"id": "child", "workflow": fallback}]},
+    ]
+    return json.dumps({"id": "wf", "compatibility_id": "1", "sequence": [{"id": "route", "choose": cases}]})
+
+
+async def test_drift_is_told_down_to_the_node_inside_of_nodes(api: Api) -> None:
+    await api.register(nested("plan-b", undo={"step": "u"}))
+    with refused("DEFINITION_DRIFT") as refusal:
+        await api.register(nested("plan-c", undo={"step": "v"}, total_timeout="1h"))
+    one = "/sequence/0/choose/0/do/0/parallel/1/0/map/do/0"
+    assert [text for _, text in refusal.error.violations] == [
+        f'{one}/total_timeout: not set → "1h"',
+        f'{one}/undo/step: "u" → "v"',
+        '/sequence/0/choose/1/otherwise/0/workflow: "plan-b" → "plan-c"',
+    ]

@@ -54,7 +54,7 @@ class Told:
             del self.faults[command.run_id]
             raise fault
         self.commands.append(command)
-        command.settle(self.faults.pop(command.run_id, None) or Commanded(RunState.UNDOING))
+        command.settle(Commanded(RunState.UNDOING) if fault is None else self.faults.pop(command.run_id))
 
     def remover(self, scan: int = 10_000, batch: int = 200) -> Remover:
         """That of one more server, as if just started."""

@@ -68,6 +68,7 @@ class LiveCount:
 
 async def lock_children(session: Session, namespace: str) -> None:
     """Let nobody else register or activate a definition with child nodes in the namespace. Before all other locks."""
+    await session.send(query("definition", "wait_longer"))
     await session.send(query("definition", "lock_children"), {"namespace": namespace})
 
 
@@ -76,6 +77,7 @@ async def lock_workflow(session: Session, namespace: str, workflow_id: str, hash
     active hash.
     """
     params = {"namespace": namespace, "workflow_id": workflow_id, "hash": hash_}
+    await session.send(query("definition", "wait_longer"))
     await session.send(query("definition", "insert_deployment"), params)
     rows = await session.rows(query("definition", "lock_deployment"), params)
     return bytes(rows[0][0])
@@ -83,6 +85,7 @@ async def lock_workflow(session: Session, namespace: str, workflow_id: str, hash
 
 async def lock_deployed(session: Session, namespace: str, workflow_id: str) -> bytes | None:
     """Lock the workflow's deployment against starts. Returns the active hash, None without a deployment."""
+    await session.send(query("definition", "wait_longer"))
     rows = await session.rows(
         query("definition", "lock_deployment"), {"namespace": namespace, "workflow_id": workflow_id}
     )

@@ -5,6 +5,11 @@
 -- of them sees. locks: an advisory lock of the namespace, before any row.
 select pg_advisory_xact_lock(1718903667, hashtext(%(namespace)s));
 
+-- name: wait_longer
+-- Starts hold a deployment in turn, several at a time: whoever wants it for itself may have to wait for many of them, and nobody
+-- waits behind it. The time limit of a statement is the limit then. No locks.
+select set_config('lock_timeout', '0', true);
+
 -- name: lock_deployment
 -- locks: the deployment row (update): starts of the workflow wait. index: deployment_pkey
 select active_hash from deployment where namespace = %(namespace)s and workflow_id = %(workflow_id)s for update;
