@@ -35,6 +35,11 @@ class EngineCollector(Collector):
             errors.add_metric([loop.name], loop.errors)
         yield ages
         yield errors
+        yield CounterMetricFamily(
+            "fencepost_schedule_failures",
+            "Fire times of schedules that could not start a run.",
+            value=engine.firing.failures,
+        )
         depth = GaugeMetricFamily("fencepost_lane_depth", "Operations that wait for a lane.", labels=["lane"])
         batches = CounterMetricFamily("fencepost_lane_batches", "Transactions of a lane.", labels=["lane"])
         operations = CounterMetricFamily(

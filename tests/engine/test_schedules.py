@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
-import pytest
-
 from fencepost.v1 import run_pb2
 from fencepost.v1 import schedule_service_pb2 as pb
 from tests.engine.rows import count, execute, fetch

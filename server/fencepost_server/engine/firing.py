@@ -102,6 +102,8 @@ class Firing:
         """Runs whose end schedules wait for, and the schedules' uuids: as far as this server has seen."""
         self._hurried: set[str] = set()
         self.draining = False
+        self.failures = 0
+        """Fire times that could not start a run."""
         self.after_start: Callable[[], Awaitable[None]] | None = None
         """Called between the start of runs and what is written down of it, when set: where tests cut."""
         self.loop = Loop("schedules", self.run_once)
@@ -212,6 +214,7 @@ class Firing:
             log.info("schedule %s: the start for %s will be tried again: %s", row.schedule_id, at, error)
             return None
         except FencepostError as error:
+            self.failures += 1
             text = f"{error.reason}: {error.message}"[:MAX_ERROR]
             log.warning("schedule %s in %s did not start a run for %s: %s", row.schedule_id, row.namespace, at, text)
             return Settled(row.uuid, at, None, text)
