@@ -135,6 +135,22 @@ class Config:
         30.0, "How often at least a fire time that waits for a run looks whether it has ended.", low=1, high=3600
     )
 
+    # Retention
+    retention: float = _setting(
+        30 * 86400.0,
+        "How long ended runs are kept whose manifest does not say it; 0: for ever.",
+        low=0,
+        high=315_360_000,
+    )
+    retention_batch: int = _setting(200, "Ended runs deleted in one go.", low=1, high=5000)
+    retention_batch_events: int = _setting(5000, "Events deleted in one go.", low=1, high=100_000)
+    key_memory: float = _setting(
+        30 * 86400.0,
+        "How long a request key is known after its run was deleted.",
+        low=60,
+        high=315_360_000,
+    )
+
     # Calls
     max_page_size: int = _setting(1000, "Rows on one page.", low=1, high=10_000)
     max_batch_starts: int = _setting(1000, "Runs in one BatchStartRuns.", low=1, high=10_000)

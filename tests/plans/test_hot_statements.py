@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from fencepost_server.store import arrays
-from fencepost_server.store.arrays import Blobs, Ints, Texts, Uuids
+from fencepost_server.store.arrays import Blobs, Ints, Texts, Times, Uuids
 from fencepost_server.store.queries import query, statements
 
 RUNS = 50_000
@@ -93,6 +93,13 @@ LIMITS = {
     "hold": timedelta(seconds=30),
     "server_timeout": timedelta(seconds=10),
     "max_places": 2000,
+}
+OF_A_RUN = {
+    f"{table}_pkey"
+    for table in (
+        *("run", "event", "run_attribute", "request", "task", "stopped_task", "checkpoint", "scope", "output"),
+        *("wait", "signal", "timer", "child", "undo"),
+    )
 }
 LIST: dict[str, Any] = {
     "lead": 0,
@@ -229,6 +236,75 @@ HOT: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
         {"run_list_workflow", "run_list_user", "run_attribute_list"},
         900,
     ),
+    "retention: definitions": (
+        "retention",
+        "definitions",
+        {"namespace": "default", "workflow_id": "wf100", "hash": b"", "limit": 100},
+        {"definition_pkey"},
+        100,
+    ),
+    "retention: old": (
+        "retention",
+        "old",
+        {
+            "namespaces": Texts(["default"] * 20),
+            "workflow_ids": Texts(f"wf{n}" for n in range(1, 21)),
+            "keeps": [3600.0] * 20,
+            "after_ats": Times([NOW - timedelta(days=1000)] * 20),
+            "after_runs": Uuids([SOME[0]] * 20),
+        },
+        {"run_list_workflow"},
+        20,
+    ),
+    "retention: page": (
+        "retention",
+        "page",
+        {
+            "namespace": "default",
+            "workflow_id": "wf7",
+            "keep": 3600,
+            "after_at": NOW - timedelta(days=1000),
+            "after_run": SOME[0],
+            "limit": 50,
+        },
+        {"run_list_workflow"},
+        50,
+    ),
+    "retention: lock": ("retention", "lock", {"run_ids": Uuids(SOME)}, {"run_pkey"}, 100),
+    "retention: needed": ("retention", "needed", {"run_ids": Uuids(SOME)}, {"run_pkey", "message_once"}, 100),
+    "retention: remember": (
+        "retention",
+        "remember",
+        {"run_ids": Uuids(SOME), "memory": timedelta(days=30)},
+        {"run_pkey", "run_key_pkey"},
+        150,
+    ),
+    "retention: hide": (
+        "retention",
+        "hide",
+        {"run_ids": Uuids(SOME[:1])},
+        {"run_pkey", "run_attribute_pkey"},
+        10,
+    ),
+    "retention: delete": ("retention", "delete", {"run_ids": Uuids(SOME)}, OF_A_RUN, 300),
+    "retention: lock hidden": ("retention", "lock_hidden", {}, {"run_list", "run_list_workflow", "run_list_user"}, 5),
+    "retention: delete slice": ("retention", "delete_slice", {"run_id": SOME[0], "limit": 100}, OF_A_RUN, 20),
+    "retention: outlived": (
+        "retention",
+        "outlived",
+        {
+            "namespace": "default",
+            "kind": 1,
+            "workflow_id": "wf2",
+            "user_id": "",
+            "key": "",
+            "limit": 100,
+            "memory": timedelta(days=30),
+        },
+        {"run_key_pkey", "run_pkey"},
+        400,
+    ),
+    "retention: forget keys": ("retention", "forget_keys", {"limit": 1000}, {"run_key_expiry"}, 10),
     "open steps": ("task", "open_steps", {"run_id": SOME[0]}, {"task_pkey", "session_pkey"}, 20),
     "probe": (
         "cluster",
@@ -293,7 +369,7 @@ def test_every_hot_statement_uses_its_index_and_touches_few_rows(connection: psy
 def test_every_statement_that_looks_something_up_says_which_index_it_uses() -> None:
     """The comment stays in the text, so that it shows up in pg_stat_activity."""
     silent = []
-    for file in ("batch", "task", "run", "definition"):
+    for file in ("batch", "task", "run", "definition", "retention"):
         for name, text in statements(file).items():
             comment = b"\n".join(line for line in text.splitlines() if line.startswith(b"--"))
             if re.search(rb"\bwhere\b", text) and b"index:" not in comment and b"HOT" not in comment:

@@ -28,6 +28,7 @@ from fencepost_server.engine.notify import Listener, Notifier
 from fencepost_server.engine.operations import Command, Operation, Report, ReportKind, Start, Started, WorkerSession
 from fencepost_server.engine.reconcile import Reconciler
 from fencepost_server.engine.removal import Remover
+from fencepost_server.engine.retention import Retention
 from fencepost_server.engine.starting import StartRequest, make_start
 from fencepost_server.engine.watch import Watches
 from fencepost_server.store import cluster
@@ -62,6 +63,7 @@ class Engine:
         self.firing = Firing(config, self.database, self.start_run, self.submit)
         self.listener = Listener(config, self.server_id, self.dispatcher.hint, self._ended)
         self.remover = Remover(self.database, self.reads, self.submit)
+        self.retention = Retention(config, self.database)
         self.draining = False
         self.loops = [
             self.dispatcher.loop,
@@ -74,6 +76,7 @@ class Engine:
             self.listener.loop,
             self.firing.loop,
             self.remover.loop,
+            self.retention.loop,
             Loop("probe", self.probe_once),
             Loop("housekeeping", self.housekeep_once),
         ]

@@ -76,6 +76,8 @@ async def history(engine: Engine, namespace: str, run_id: str, after: int, limit
         raise RunNotFound(f"no run {run_id} in namespace {namespace!r}")
     graph = await engine.catalog.graph(engine.reads, run.definition_hash)
     events = await runs.history(engine.reads, run_id, after, limit + 1)
+    if after < run.last_seq and (not events or events[0].seq != after + 1):
+        raise RunNotFound(f"run {run_id} was deleted just now")  # a history has no gaps (I4)
     size = 0
     for index, event in enumerate(events):
         size += event.payload.size * 3 + len(event.detail or "")

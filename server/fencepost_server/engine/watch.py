@@ -84,8 +84,11 @@ class Watches:
             return None
         run_ids = self.run_ids
         for start in range(0, len(run_ids), 1000):
-            for run_id, last_seq, ended in await runs.progress(self._database, run_ids[start : start + 1000]):
+            gone = set(run_ids[start : start + 1000])
+            for run_id, last_seq, ended in await runs.progress(self._database, list(gone)):
+                gone.discard(run_id)
                 for watch in self._by_run.get(run_id, ()):
                     if ended if watch.end_only else watch.last_seq != last_seq:
                         watch.woken.set()
+            self.ended(gone)  # they ended and were deleted since the last look: whoever waits is to be told
         return self._config.poll_interval

@@ -99,13 +99,16 @@ async def get_run(database: Database, namespace: str, run_id: str) -> RunDetail 
     if not rows:
         return None
     summary = _summary(rows[0])
-    value, output = Payload(), None
+    value: Payload | None = None
+    output: Payload | None = None
     for seq, json_text, binary, metadata, is_output in await payloads.fetchall():
         payload = Payload(json_text, None if binary is None else bytes(binary), metadata)
         if seq == 1:
             value = payload
         if is_output and summary.ended_at:
             output = payload
+    if value is None:
+        return None  # deleted between the reads: its first event went with it
     # Steps, waits, run, payloads were read in this order: a run that ends meanwhile shows as before or after its end.
     if summary.ended_at:
         return RunDetail(summary, value, output, [], [])

@@ -1,0 +1,205 @@
+"""Deletes runs that ended long ago, so that the tables do not grow for ever.
+
+Nothing of a run that has not ended is touched, however old it is, and nobody ever sees half of a run. Each step is one
+bounded transaction: a page of runs read without locks, then those of them that are due locked (skipping what others
+hold), looked at again and deleted; or a slice of a run with a long history, which is hidden before. Where a step
+is too much for the database in the time of a transaction, the next one is smaller. A step is followed by a rest as
+long as it took, so that a mountain of old runs takes no more than half of one connection.
+
+No index knows when runs ended (such a column would cost every step of every run), but none ended before it was created:
+so each workflow's runs are gone through from the oldest, as far as they are old enough. Long-lived runs at that end
+are passed by: a place in memory says how far a turn has come, and the next turn begins when all workflows are through.
+Any number of servers may do this at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import Collection, Sequence
+
+from fencepost_server.config import Config
+from fencepost_server.domain.durations import parse_duration
+from fencepost_server.domain.errors import DatabaseUnavailable
+from fencepost_server.engine.loops import Loop
+from fencepost_server.store import batch, retention
+from fencepost_server.store.connection import Database, Session
+from fencepost_server.store.retention import DefinitionKey, OldRun, Range
+
+log = logging.getLogger("fencepost.retention")
+
+TURN = 60.0
+"""Seconds between turns."""
+_LOOK = 1.0  # seconds between pages on which there was nothing to delete
+_PAGE, _RANGES, _MANIFESTS, _KEYS = 1000, 500, 50, 1000
+
+
+class Retention:
+    """See the module. One step is ``run_once``."""
+
+    def __init__(self, config: Config, database: Database) -> None:
+        self._config = config
+        self._database = database
+        self._keeps: dict[bytes, float | None] = {}
+        """By definition: for how many seconds its ended runs are kept; None: as configured."""
+        self._ranges: deque[Range] = deque()
+        self._key_place = retention.FIRST_KEY
+        self._runs = config.retention_batch
+        self._events = config.retention_batch_events
+        self._turn_began = False
+        self._told = 0
+        self.deleted = 0
+        """Runs that this server has deleted."""
+        self._started = False
+        self.loop = Loop("retention", self._paced)
+
+    async def _paced(self) -> float:
+        """The first turn is not at once, when a server has better things to do."""
+        if not self._started:
+            self._started = True
+            return TURN
+        return await self.run_once()
+
+    async def run_once(self) -> float:
+        """One step. Returns seconds until the next one."""
+        began = asyncio.get_running_loop().time()
+        try:
+            worked = await self._step()
+        except DatabaseUnavailable:
+            # Perhaps the database is away, and perhaps this was too much for it: then less will do.
+            self._runs, self._events = max(1, self._runs // 2), max(1, self._events // 2)
+            raise
+        if worked is None:
+            return TURN
+        if not worked:
+            return _LOOK
+        self._runs = min(self._config.retention_batch, self._runs * 2)
+        self._events = min(self._config.retention_batch_events, self._events * 2)
+        return asyncio.get_running_loop().time() - began
+
+    async def _step(self) -> bool | None:
+        """Returns whether anything was done but looking; None: the turn is over."""
+        if not self._turn_began:
+            self._ranges.extend(await self._find_ranges())
+            self._turn_began = True
+            return True
+        if self._ranges:
+            range_ = self._ranges.popleft()
+            try:
+                deleted, rest = await self._pass_through(range_)
+            except BaseException:
+                self._ranges.append(range_)  # behind the others, which may fare better
+                raise
+            self._ranges.extend(rest)
+            return deleted > 0
+        if await self._delete_hidden() or await self._forget_keys():
+            return True
+        if self.deleted > self._told:
+            log.info("deleted %d runs that ended long ago", self.deleted - self._told)
+        self._told, self._turn_began = self.deleted, False
+        return None
+
+    # Runs
+
+    async def _find_ranges(self) -> list[Range]:
+        """The workflows that have runs as old as any of their definitions lets go."""
+        shortest: dict[tuple[str, str], float] = {}
+        last, known = retention.FIRST_DEFINITION, self._keeps
+        self._keeps = {}
+        while True:
+            found = await retention.definitions(self._database, last, _PAGE)
+            self._keeps |= {hash_: known[hash_] for _, _, hash_ in found if hash_ in known}
+            await self._read(found)
+            for namespace, workflow_id, hash_ in found:
+                if keep := self._keep(hash_):
+                    place = (namespace, workflow_id)
+                    shortest[place] = min(keep, shortest.get(place, keep))
+            if len(found) < _PAGE:
+                break
+            last = found[-1]
+        ranges = [Range(namespace, workflow_id, keep) for (namespace, workflow_id), keep in shortest.items()]
+        old: list[Range] = []
+        for start in range(0, len(ranges), _RANGES):
+            old += await retention.old(self._database, ranges[start : start + _RANGES])
+        return old
+
+    async def _read(self, definitions: Collection[DefinitionKey]) -> None:
+        """Read how long definitions keep their runs, once."""
+        missing = sorted({hash_ for _, _, hash_ in definitions} - set(self._keeps))
+        for start in range(0, len(missing), _MANIFESTS):
+            async with self._database.transaction() as session:
+                manifests = await batch.read_definitions(session, missing[start : start + _MANIFESTS])
+            self._keeps |= {hash_: _retention_of(manifest) for hash_, manifest in manifests.items()}
+
+    def _keep(self, definition_hash: bytes) -> float:
+        """For how many seconds ended runs of a definition are kept; 0: for ever."""
+        keep = self._keeps.get(definition_hash)
+        return self._config.retention if keep is None else keep
+
+    def _due(self, definition_hash: bytes, ended_since: float | None) -> bool:
+        keep = self._keep(definition_hash)
+        return definition_hash in self._keeps and bool(keep) and ended_since is not None and ended_since > keep
+
+    async def _pass_through(self, range_: Range) -> tuple[int, list[Range]]:
+        """Delete the first runs of a range that are due. Returns how many, and what is left of the range: after other
+        workflows it goes on there.
+        """
+        found = await retention.page(self._database, range_, _PAGE)
+        due: list[OldRun] = []
+        reached: OldRun | None = None
+        events = 0
+        for run in found:
+            if self._due(run.definition_hash, run.ended_since):
+                events += run.events
+                if due and (len(due) == self._runs or events > self._events):
+                    break
+                due.append(run)
+            reached = run
+        deleted = await self._delete(due) if due else 0
+        more = reached is not None and (reached is not found[-1] or len(found) == _PAGE)
+        return deleted, [range_.after(reached)] if reached is not None and more else []
+
+    async def _delete(self, runs: Sequence[OldRun]) -> int:
+        """Delete those of the runs that are still due, or hide the only one. Returns how many are gone."""
+        async with self._database.transaction() as session:
+            run_ids = await self._lock_due(session, [run.run_id for run in runs])
+            if not run_ids:
+                return 0
+            if len(runs) == 1 and runs[0].events > self._events:
+                await retention.hide(session, run_ids[0], self._config.key_memory)
+            else:
+                await retention.delete(session, run_ids, self._config.key_memory)
+        self.deleted += len(run_ids)
+        return len(run_ids)
+
+    async def _lock_due(self, session: Session, run_ids: Collection[str]) -> list[str]:
+        """Lock those of the runs that are still due. What was true on the page may have changed: a FAILED run is live
+        again when it is retried.
+        """
+        locked = await retention.lock(session, run_ids)
+        due = [run.run_id for run in locked if self._due(run.definition_hash, run.ended_since)]
+        needed = await retention.needed(session, due) if due else set()
+        return [run_id for run_id in due if run_id not in needed]
+
+    async def _delete_hidden(self) -> bool:
+        """A slice of a run that was hidden, by whichever server."""
+        async with self._database.transaction() as session:
+            run_id = await retention.lock_hidden(session)
+            if run_id is not None:
+                await retention.delete_slice(session, run_id, self._events)
+        return run_id is not None
+
+    # Keys
+
+    async def _forget_keys(self) -> bool:
+        """Give keys that outlived their run their time, and delete those whose time has passed."""
+        self._key_place = await retention.outlived(self._database, self._key_place, _KEYS, self._config.key_memory)
+        return await retention.forget_keys(self._database, _KEYS) == _KEYS
+
+
+def _retention_of(manifest: str) -> float | None:
+    """Seconds, of a registered manifest."""
+    text = json.loads(manifest).get("retention")
+    return None if text is None else parse_duration(text) / 1000
