@@ -109,7 +109,7 @@ def start(
     if many is not None:
         _start_many(caller, workflow, many, line, limit)
         return
-    text = input_ if input_file is None else _read(input_file)
+    text = input_ if input_file is None else read_text(input_file)
     _start_one(caller, workflow, "null" if text is None else text, line, limit, input_file or "--input")
 
 
@@ -174,7 +174,7 @@ def _how_found(run: RunHandle, line: Line) -> str:
     return "found: the request key was used before, or this run holds the dedupe key"
 
 
-def _read(file: str) -> str:
+def read_text(file: str) -> str:
     """The text of a file. Raises CommandFailed."""
     with _opened(file) as stream:
         content = stream.read()

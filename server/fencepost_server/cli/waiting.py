@@ -56,7 +56,7 @@ def wait(
     Exit codes: 0 all completed; 1 one could not be asked for; 3 one failed; 4 one had not ended in time. Where several
     apply, the first of them.
     """
-    run_ids = list(dict.fromkeys(_given(runs)))
+    run_ids = list(dict.fromkeys(given(runs)))
     if not run_ids:
         raise WrongUsage("no run to wait for")
     waited = wait_for(caller, run_ids, timeout)
@@ -64,7 +64,8 @@ def wait(
     raise typer.Exit(exit_code(waited))
 
 
-def _given(words: Sequence[str]) -> Iterator[str]:
+def given(words: Sequence[str]) -> Iterator[str]:
+    """The ids among words of the command line, and in place of - those on standard input."""
     for word in words:
         if word == "-":
             yield from sys.stdin.read().split()
