@@ -135,6 +135,20 @@ class Config:
         30.0, "How often at least a fire time that waits for a run looks whether it has ended.", low=1, high=3600
     )
 
+    # Runs
+    cancel_grace: float = _setting(
+        30.0,
+        "How long steps under way may go on when their run ends, before their leases are revoked.",
+        low=0,
+        high=86_400,
+    )
+    max_map_items: int = _setting(10_000, "Items of one map node.", low=1, high=100_000)
+    max_pending_signals: int = _setting(
+        10_000, "Signals that a run holds and no wait has taken.", low=1, high=1_000_000
+    )
+    timer_batch: int = _setting(500, "Timers fired in one go.", low=1, high=5000)
+    outbox_batch: int = _setting(500, "Messages between runs delivered in one go.", low=1, high=5000)
+
     # Retention
     retention: float = _setting(
         30 * 86400.0,

@@ -1,50 +1,106 @@
-"""What a graph definition is at run time: its nodes with their compiled schemas, by position.
+"""What a graph definition is at run time: its nodes by index, with what follows each and what its output has to be.
 
-A sequence's decider is small: when node i completes, its output is the input of node i + 1, or the run's output.
+A node's index is its position in preorder (a container comes before the nodes in it): the number that stored rows
+have. The deciding itself is engine.flow's; this is what it looks things up in.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from fencepost_server.domain.input_mapping import InputMapping
 from fencepost_server.domain.jsontext import canonical_value
-from fencepost_server.domain.manifest import Manifest, ManifestInvalid, StepNode, parse_manifest
+from fencepost_server.domain.manifest import Manifest, parse_manifest
+from fencepost_server.domain.nodes import (
+    ChildNode,
+    ChooseNode,
+    MapNode,
+    Node,
+    ParallelNode,
+    SignalNode,
+    StepNode,
+    Undo,
+    bodies,
+)
+from fencepost_server.domain.policy import RetryPolicy
 from fencepost_server.domain.schema import CompiledSchema, compile_schema
 from fencepost_server.domain.violation import Violation
 
 
 @dataclass(frozen=True, slots=True)
-class GraphNode:
-    """One step of the sequence. ``checks``: what its output has to satisfy."""
+class Work:
+    """What a task of a node is made of: its step's, or that of the step's undo."""
 
-    step: StepNode
+    handler: str
+    queue: str
     lease_ms: int
     timeout_ms: int | None
+    retry: RetryPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """One node. ``checks``: what its output has to satisfy. ``arrival``: what its input has to, where nobody else
+    sees to that. ``recorded``: something later refers to its output.
+    """
+
+    index: int
+    id: str
+    node: Node
+    next: int | None
+    parent: int | None
+    """The container whose body it is in."""
+    bodies: tuple[int, ...]
+    """The first node of each body."""
+    branch: str
+    """Of the last node of a branch of a parallel node, found by its first: the name of its output."""
+    work: Work | None
+    undo: Work | None
+    undo_unfinished: bool
+    mapping: InputMapping | None
     checks: tuple[CompiledSchema, ...]
+    arrival: tuple[CompiledSchema, ...]
+    recorded: bool
 
     def violations(self, output: object) -> list[Violation]:
         """Every fault of an output, against the node's own schema and what follows it."""
-        for check in self.checks:
-            if faults := check.violations(output):
-                return faults
-        return []
+        return _faults(self.checks, output)
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A definition, ready to decide with."""
+    """A definition, ready to decide with. ``simple``: a sequence of steps, and nothing beyond."""
 
     manifest: Manifest
     hash: bytes
     input_checks: tuple[CompiledSchema, ...]
     nodes: tuple[GraphNode, ...]
+    simple: bool
+    by_id: dict[str, int] = field(hash=False)
+    signal_checks: dict[str, tuple[CompiledSchema, ...]] = field(hash=False)
+    """What the payload of a signal of that name has to satisfy."""
 
     def input_violations(self, value: object) -> list[Violation]:
         """Every fault of a run's input."""
-        for check in self.input_checks:
-            if faults := check.violations(value):
-                return faults
-        return []
+        return _faults(self.input_checks, value)
+
+    def signal_violations(self, name: str, value: object) -> list[Violation]:
+        """Every fault of a signal's payload."""
+        return _faults(self.signal_checks.get(name, ()), value)
+
+    def work(self, index: int, *, undo: bool) -> Work:
+        """What a task of a node is made of."""
+        work = self.nodes[index].undo if undo else self.nodes[index].work
+        assert work is not None  # tasks are made of nodes that have it
+        return work
+
+
+def _faults(checks: Sequence[CompiledSchema], value: object) -> list[Violation]:
+    for check in checks:
+        if faults := check.violations(value):
+            return faults
+    return []
 
 
 def compile_graph(canonical_manifest: str) -> Graph:
@@ -53,42 +109,143 @@ def compile_graph(canonical_manifest: str) -> Graph:
 
 
 def compile_manifest(manifest: Manifest) -> Graph:
-    """From a valid manifest.
+    """From a valid manifest."""
+    flat = _flatten(manifest.nodes)
+    by_id = {place.node.id: index for index, place in enumerate(flat)}
+    sources = {source for place in flat if (mapping := _mapping(place.node)) for source in mapping.sources}
+    nodes = tuple(_compile(index, place, flat, manifest, sources) for index, place in enumerate(flat))
+    first = manifest.nodes[0]
+    arriving = first.input_schema if isinstance(first, StepNode | ChildNode) and first.input is None else None
+    signals: dict[str, list[object]] = {}
+    for place in flat:
+        if isinstance(place.node, SignalNode) and place.node.output_schema is not None:
+            signals.setdefault(place.node.signal, []).append(place.node.output_schema)
+    return Graph(
+        manifest,
+        manifest.hash,
+        _compiled(manifest.input_schema, arriving),
+        nodes,
+        all(_plain(place.node) for place in flat),
+        by_id,
+        {name: _compiled(*schemas) for name, schemas in signals.items()},
+    )
 
-    A schema that registration could not compare with its neighbour (``schema_check: runtime`` on the receiving
-    node) is checked here, with the output that meets it: the step that made the output is told, and can do
-    better.
+
+@dataclass(slots=True)
+class _Flat:
+    node: Node
+    parent: int | None
+    previous: int | None = None
+    next: int | None = None
+    bodies: tuple[int, ...] = ()
+    branch: str = ""
+
+
+def _flatten(nodes: Sequence[Node]) -> list[_Flat]:
+    """All nodes in preorder."""
+    flat: list[_Flat] = []
+
+    def walk(sequence: Sequence[Node], parent: int | None) -> int:
+        previous: int | None = None
+        first = len(flat)
+        for node in sequence:
+            index = len(flat)
+            flat.append(_Flat(node, parent, previous))
+            if previous is not None:
+                flat[previous].next = index
+            flat[index].bodies = tuple(walk(body, index) for body, _ in bodies(node, ""))
+            previous = index
+        flat[first].branch = sequence[-1].id
+        return first
+
+    walk(nodes, None)
+    return flat
+
+
+def _plain(node: Node) -> bool:
+    """A step that brings nothing but a task."""
+    return (
+        isinstance(node, StepNode)
+        and node.undo is None
+        and node.input is None
+        and node.queue_timeout_seconds is None
+        and node.total_timeout_seconds is None
+    )
+
+
+def _mapping(node: Node) -> InputMapping | None:
+    return node.input if isinstance(node, StepNode | ChildNode) else None
+
+
+def _compile(index: int, place: _Flat, flat: Sequence[_Flat], manifest: Manifest, sources: set[str]) -> GraphNode:
+    node = place.node
+    undo = node.undo if isinstance(node, StepNode | ChildNode) else None
+    own = node.output_schema if isinstance(node, StepNode | ChildNode | SignalNode) else None
+    return GraphNode(
+        index,
+        node.id,
+        node,
+        place.next,
+        place.parent,
+        place.bodies,
+        place.branch,
+        _work(node) if isinstance(node, StepNode) else None,
+        None if undo is None else _work(undo),
+        undo is not None and undo.unfinished,
+        _mapping(node),
+        _compiled(own, _following(index, flat, manifest)) if isinstance(node, StepNode | ChildNode) else (),
+        _arrival(place, flat),
+        node.id in sources,
+    )
+
+
+def _work(made_of: StepNode | Undo) -> Work:
+    timeout = made_of.timeout_seconds
+    return Work(
+        made_of.handler,
+        made_of.queue,
+        round(made_of.lease_seconds * 1000),
+        None if timeout is None else round(timeout * 1000),
+        made_of.retry,
+    )
+
+
+def _following(index: int, flat: Sequence[_Flat], manifest: Manifest) -> object | None:
+    """The schema of what takes the output of a node, where registration could not compare the two: the step that
+    makes the output is told, and can do better.
     """
-    nodes = []
-    steps = _steps(manifest)
-    following = [*steps[1:], None]
-    for step, after in zip(steps, following, strict=True):
-        schemas = [step.output_schema]
-        if after is None:
-            schemas.append(manifest.output_schema)
-        elif after.schema_check == "runtime":
-            schemas.append(after.input_schema)
-        nodes.append(
-            GraphNode(
-                step,
-                round(step.lease_seconds * 1000),
-                None if step.timeout_seconds is None else round(step.timeout_seconds * 1000),
-                _compiled(*schemas),
-            )
-        )
-    return Graph(manifest, manifest.hash, _compiled(manifest.input_schema, steps[0].input_schema), tuple(nodes))
+    place = flat[index]
+    if place.next is not None:
+        following = flat[place.next].node
+        if isinstance(following, StepNode | ChildNode) and following.schema_check == "runtime":
+            return following.input_schema
+        return None
+    if place.parent is None:
+        return manifest.output_schema
+    if isinstance(flat[place.parent].node, ChooseNode):
+        return _following(place.parent, flat, manifest)
+    return None
 
 
-def _steps(manifest: Manifest) -> list[StepNode]:
-    steps = []
-    for index, node in enumerate(manifest.nodes):
-        if not isinstance(node, StepNode):
-            raise ManifestInvalid((Violation(f"/sequence/{index}", "is no step, and only steps can be run"),))
-        steps.append(node)
-    return steps
+def _arrival(place: _Flat, flat: Sequence[_Flat]) -> tuple[CompiledSchema, ...]:
+    """What to check of a node's input when it is entered: what a mapping builds, and what comes from where nobody
+    checks it.
+    """
+    node = place.node
+    if not isinstance(node, StepNode | ChildNode) or node.input_schema is None:
+        return ()
+    first = place.previous is None and place.parent is None
+    from_step = place.previous is not None and isinstance(flat[place.previous].node, StepNode | ChildNode)
+    if node.input is not None or (node.schema_check == "runtime" and not first and not from_step):
+        return _compiled(node.input_schema)
+    return ()
 
 
 def _compiled(*schemas: object) -> tuple[CompiledSchema, ...]:
     """Each distinct schema once; told apart canonically, because Python's 1 == True."""
     distinct = {canonical_value(schema): schema for schema in schemas if schema is not None}
     return tuple(compile_schema(schema) for schema in distinct.values())
+
+
+CONTAINERS = (ParallelNode, MapNode)
+"""Nodes that open a scope."""

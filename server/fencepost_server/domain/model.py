@@ -203,8 +203,10 @@ class RunRow:
     next_seq: int
     last_event_at: datetime
     dedupe_key: str = ""
-    output_seq: int | None = None
+    control: str | None = None
+    """JSON of a domain.rows.Control, or None."""
     failure: str | None = None
+    output_seq: int | None = None
     ended_at: datetime | None = None
 
 
@@ -234,6 +236,11 @@ class TaskRow:
     last_failure: str | None = None
     feedback: str | None = None
     outcomes: str | None = None
+    extra: str | None = None
+    """JSON of a domain.rows.TaskExtra, or None."""
+    checkpoint_number: int = 0
+    resume_at: datetime | None = None
+    """While the run is paused: when it may be taken after that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,11 +297,8 @@ PARKED_UNTIL = datetime(9999, 1, 1, tzinfo=UTC)
 FIRST_TOKEN = 1
 
 
-def first_token(epoch: int) -> int:
-    """The first fencing token of a step in this epoch of the database (I3)."""
-    return (epoch << 40) + FIRST_TOKEN
-
-
 def next_token(token: int, epoch: int) -> int:
-    """The token that fences off the holder of ``token``."""
-    return max(token + 1, first_token(epoch))
+    """The token that fences off the holder of ``token``; of 0, the first one of a step. The database's epoch is in its
+    high bits (I3).
+    """
+    return max(token + 1, (epoch << 40) + FIRST_TOKEN)

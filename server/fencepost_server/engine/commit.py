@@ -1,9 +1,12 @@
 """One batch of a lane: lock, read, decide, write, commit, then tell.
 
-The order of locks is that of the whole server: deployments (share), runs by id, tasks by id, keys (sorted).
+The order of locks is that of the whole server: deployments (share), runs by id, tasks by id, messages, keys (sorted).
 Keys come last because only valid starts may bring one; whoever waits for a key holds all the runs that it will
 ever need, so nobody who holds a key waits for a run. What a decision rests on is read by a later statement than
 the one that locked it. Nobody is told anything before the commit (I1).
+
+What a decision needs to see beyond the locked rows is read when it asks, for all runs of the batch at once, and after
+what was decided so far has been written: within its transaction a batch always reads its own decisions.
 """
 
 from __future__ import annotations
@@ -16,20 +19,25 @@ from datetime import datetime, timedelta
 from fencepost_server.config import Config
 from fencepost_server.domain.errors import (
     DatabaseUnavailable,
+    DefinitionRemoved,
     FencepostError,
     InputSchemaMismatch,
     UnknownDefinition,
     UnknownWorkflow,
 )
 from fencepost_server.domain.graph import Graph
-from fencepost_server.domain.model import LeasedTask
+from fencepost_server.domain.model import Ended
+from fencepost_server.engine import births
 from fencepost_server.engine.catalog import Catalog
-from fencepost_server.engine.fold import Changes, Eager, Fold
+from fencepost_server.engine.changes import Changes, Eager, Limits, Rows
+from fencepost_server.engine.context import Environment
+from fencepost_server.engine.fold import Act, Fold, Folding
 from fencepost_server.engine.keys import REQUEST_ID, Keys, dedupe_key_of, has_keys, keys_of
-from fencepost_server.engine.operations import Answer, Operation, Report, Start, Started, WorkerSession
-from fencepost_server.store import batch
+from fencepost_server.engine.operations import Deliver, Operation, Report, Start, Started
+from fencepost_server.store import batch, extras
 from fencepost_server.store.batch import Clock, Key, KeyRow, Locked
 from fencepost_server.store.connection import Connection, Session, transaction
+from fencepost_server.store.extras import Need
 
 _KEY_TRIES = 50
 
@@ -50,6 +58,13 @@ class Committer:
         self._catalog = catalog
         self._eager = eager
         self._told = told
+        self._limits = Limits(
+            config.free_redeliveries,
+            config.max_payload_bytes,
+            config.max_map_items,
+            config.max_pending_signals,
+            config.cancel_grace,
+        )
         self.after_commit: Callable[[], Awaitable[None]] | None = None
         """Called between commit and send, when set: where tests cut."""
 
@@ -58,6 +73,7 @@ class Committer:
         async with transaction(connection, self._config) as session:
             decided, skipped = await self._decide(session, operations, skip_locked)
             await _write(session, decided.changes)
+            await _free_keys(session, decided.changes)
         if self.after_commit is not None:
             await self.after_commit()
         self._told(decided)
@@ -67,35 +83,70 @@ class Committer:
         self, session: Session, operations: list[Operation], skip_locked: bool
     ) -> tuple[Decided, list[Operation]]:
         starts = [op for op in operations if isinstance(op, Start)]
-        reports = [op for op in operations if isinstance(op, Report)]
+        acts: list[Act] = [op for op in operations if not isinstance(op, Start)]
+        reports = [op for op in acts if isinstance(op, Report)]
+        delivers = [op for op in acts if isinstance(op, Deliver)]
         again = [op.run_id for op in starts if op.again]
         locked = await batch.lock_and_read(
             session,
-            {(op.namespace, op.workflow_id) for op in starts},
-            {op.run_id for op in reports},
+            {(op.namespace, op.workflow_id) for op in starts} | births.workflows(delivers),
+            {op.run_id for op in acts},
             {(op.run_id, op.task_id) for op in reports},
             skip_locked=skip_locked,
         )
         existing = await batch.read_runs(session, again) if again else {}
         skipped: list[Operation] = []
         if skip_locked:
-            known = await batch.read_runs(session, [op.run_id for op in reports if op.run_id not in locked.runs])
-            skipped = [op for op in reports if op.run_id in known]
-            reports = [op for op in reports if op.run_id not in known]
-        missing = {key for op in reports if (key := (op.run_id, op.task_id)) not in locked.tasks}
-        missing = {key for key in missing if key[0] in locked.runs}
-        ended = await batch.read_outcomes(session, missing) if missing else {}
+            known = await batch.read_runs(session, [op.run_id for op in acts if op.run_id not in locked.runs])
+            skipped = [op for op in acts if op.run_id in known]
+            acts = [op for op in acts if op.run_id not in known]
+        changes = Changes(locked.clock.now)
+        if delivers:
+            acts = await births.deliverable(session, acts, changes)
         graphs = await self._catalog.graphs(session, {run.definition_hash for run in locked.runs.values()})
         fold = Fold(
-            locked.clock.now, locked.clock.epoch, self._hold_until(locked.clock), locked.runs, locked.tasks, ended,
-            graphs, self._config.free_redeliveries, random.random, self._eager,
+            Environment(
+                locked.clock.now, locked.clock.epoch, self._hold_until(locked.clock), self._limits, random.random,
+                self._eager, changes,
+            ),
+            locked.runs, locked.tasks, await _read_outcomes(session, reports, locked), graphs,
         )  # fmt: skip
         answered: list[tuple[Start, Started | FencepostError]] = []
+        making: list[tuple[Start, Graph]] = []
         if starts:
-            answered = await self._start(session, fold, starts, locked, existing)
-        for report in reports:
-            fold.report(report)
-        return Decided(fold.changes, answered), skipped
+            making, answered = await self._start(session, starts, locked, existing)
+        if delivers:
+            born, acts = await self._births(session, acts, locked, changes)
+            making += born
+        await self._drive(session, fold.foldings(making, acts), changes)
+        return Decided(changes, answered), skipped
+
+    async def _drive(self, session: Session, foldings: list[Folding], changes: Changes) -> None:
+        """Run the foldings of all runs; answer their needs together, a round trip for each round of them."""
+        asking: list[tuple[Folding, Need]] = []
+        for folding in foldings:
+            _step(folding, None, asking)
+        while asking:
+            await _write(session, changes)
+            found = await extras.read(session, [need for _, need in asking], changes.now)
+            asked, asking = asking, []
+            for (folding, _need), rows in zip(asked, found, strict=True):
+                _step(folding, rows, asking)
+
+    async def _births(
+        self, session: Session, acts: list[Act], locked: Locked, changes: Changes
+    ) -> tuple[list[tuple[Start, Graph]], list[Act]]:
+        """The children that are to be started; the others of them have answers for their parents."""
+        wanted, acts = await births.wanted(session, acts, locked, changes)
+        graphs = await self._catalog.graphs_for_starts(session, [start for start, _ in wanted], locked.active)
+        making = []
+        for start, deliver in wanted:
+            outcome = _checked(start, graphs, locked)
+            if isinstance(outcome, FencepostError):
+                births.refuse(deliver, outcome, changes)
+            else:
+                making.append((start, outcome))
+        return making, acts
 
     def _hold_until(self, clock: Clock) -> datetime:
         """Until when no lease expires. A last pass that is older than an outage means that nobody has noticed its end
@@ -105,9 +156,9 @@ class Committer:
         return clock.now + gap if clock.now - clock.last_pass_at > gap else clock.hold_until
 
     async def _start(
-        self, session: Session, fold: Fold, starts: list[Start], locked: Locked, existing: dict[str, bytes]
-    ) -> list[tuple[Start, Started | FencepostError]]:
-        """Fold the starts that make runs; returns the others with their answers."""
+        self, session: Session, starts: list[Start], locked: Locked, existing: dict[str, bytes]
+    ) -> tuple[list[tuple[Start, Graph]], list[tuple[Start, Started | FencepostError]]]:
+        """The starts that make runs, and the others with their answers."""
         answered: list[tuple[Start, Started | FencepostError]] = []
         graphs = await self._catalog.graphs_for_starts(session, starts, locked.active)
         valid: list[tuple[Start, Graph]] = []
@@ -124,13 +175,8 @@ class Committer:
             answered.extend(await _remembered(session, refused))
         keyed = [(start, graph) for start, graph in valid if has_keys(start)]
         bound = await self._bind(session, keyed, locked) if keyed else {}
-        for start, graph in valid:
-            answer = bound.get(start.run_id)
-            if answer is None:
-                fold.start(start, graph)
-            else:
-                answered.append((start, answer))
-        return answered
+        answered.extend((start, bound[start.run_id]) for start, _ in valid if start.run_id in bound)
+        return [(start, graph) for start, graph in valid if start.run_id not in bound], answered
 
     async def _bind(
         self, session: Session, starts: list[tuple[Start, Graph]], locked: Locked
@@ -190,7 +236,10 @@ def _checked(start: Start, graphs: dict[tuple[str, str, bytes], Graph], locked: 
     active = locked.active.get((start.namespace, start.workflow_id))
     if active is None:
         return UnknownWorkflow(f"no definition is registered for workflow {start.workflow_id!r}")
-    graph = graphs.get((start.namespace, start.workflow_id, start.definition_hash or active))
+    hash_ = start.definition_hash or active
+    if hash_ in locked.removed[start.namespace, start.workflow_id]:
+        return DefinitionRemoved(f"definition {hash_.hex()} of workflow {start.workflow_id!r} was removed")
+    graph = graphs.get((start.namespace, start.workflow_id, hash_))
     if graph is None:
         wanted = (start.definition_hash or active).hex()
         return UnknownDefinition(f"workflow {start.workflow_id!r} has no definition {wanted}")
@@ -199,33 +248,47 @@ def _checked(start: Start, graphs: dict[tuple[str, str, bytes], Graph], locked: 
     return graph
 
 
+async def _read_outcomes(session: Session, reports: list[Report], locked: Locked) -> dict[tuple[str, int], Ended]:
+    """How the tasks ended that are reported and gone."""
+    missing = {key for op in reports if (key := (op.run_id, op.task_id)) not in locked.tasks}
+    missing = {key for key in missing if key[0] in locked.runs}
+    return await batch.read_outcomes(session, missing) if missing else {}
+
+
+def _step(folding: Folding, rows: extras.Rows | None, asking: list[tuple[Folding, Need]]) -> None:
+    """Let a folding go on until it asks for something, or is done."""
+    try:
+        asking.append((folding, folding.send(rows)))
+    except StopIteration:
+        return
+
+
 async def _write(session: Session, changes: Changes) -> None:
-    """One round trip, with the commit: rows are independent of each other, so the order is free."""
-    if changes.new_runs:
-        await batch.insert_runs(session, changes.new_runs, changes.now)
-    if changes.changed_runs:
-        await batch.update_runs(session, changes.changed_runs.values())
-    if changes.gone_tasks:
-        await batch.delete_tasks(session, changes.gone_tasks)
-    if changes.changed_tasks:
-        await batch.update_tasks(session, changes.changed_tasks.values())
-    if changes.new_tasks:
-        await batch.insert_tasks(session, [(new.row, new.namespace) for new in changes.new_tasks])
-    if changes.events:
-        await batch.insert_events(session, changes.events)
+    """Write what was decided since the last time. It travels with what is sent next: the commit, or what is read."""
+    rows = changes.take_rows()
+    if rows.new_runs:
+        new = [(run.row, run.request_key, run.attributes, run.parent_run_id) for run in rows.new_runs.values()]
+        await batch.insert_runs(session, new, changes.now)
+    if rows.changed_runs:
+        await batch.update_runs(session, rows.changed_runs.values())
+    if rows.gone_tasks:
+        await batch.delete_tasks(session, rows.gone_tasks)
+    if rows.changed_tasks:
+        await batch.update_tasks(session, rows.changed_tasks.values())
+    if rows.new_tasks:
+        await batch.insert_tasks(session, [(new_task.row, new_task.namespace) for new_task in rows.new_tasks])
+    if rows.events:
+        await batch.insert_events(session, rows.events)
+    await _write_extras(session, rows)
+
+
+async def _write_extras(session: Session, rows: Rows) -> None:
+    for scope in rows.changed_scopes.values():
+        rows.add("update_scope", scope.run_id, scope.scope_id, scope.done, scope.next_item, scope.output_bytes)
+    if rows.extra:
+        await extras.write(session, rows.extra)
+
+
+async def _free_keys(session: Session, changes: Changes) -> None:
     if changes.freed_keys:
         await batch.delete_keys(session, sorted((dedupe_key_of(run), run.run_id) for run in changes.freed_keys))
-
-
-Told = tuple[list[tuple[Report, Answer]], list[LeasedTask]]
-
-
-def by_session(changes: Changes) -> dict[WorkerSession, Told]:
-    """Answers and leased tasks, grouped by the session that is told them together."""
-    grouped: dict[WorkerSession, Told] = {}
-    for report, answer in changes.reports:
-        if report.session is not None:
-            grouped.setdefault(report.session, ([], []))[0].append((report, answer))
-    for session, task in changes.leased:
-        grouped.setdefault(session, ([], []))[1].append(task)
-    return grouped

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from fencepost_server.config import Config
 from fencepost_server.domain.errors import DatabaseUnavailable
 from fencepost_server.domain.model import Failure, LeasedTask, RunRow
+from fencepost_server.domain.rows import TaskExtra
 from fencepost_server.engine.catalog import Catalog
-from fencepost_server.engine.fold import Ready
+from fencepost_server.engine.changes import Ready
 from fencepost_server.engine.loops import Loop
 from fencepost_server.engine.operations import Report, ReportKind, WorkerSession
 from fencepost_server.store import tasks
@@ -231,7 +232,7 @@ class Dispatcher:
             for task in claimed:
                 graph = await self._catalog.graph(self._database, task.definition_hash)
                 given.setdefault(task.session_id, []).append(
-                    _leased(task, namespace, graph.nodes[task.node_index].step.id, frames[task.session_id])
+                    _leased(task, namespace, graph.nodes[task.node_index].id, frames[task.session_id])
                 )
         except Exception:
             self.give_back(namespace, claimed)
@@ -247,9 +248,11 @@ class Dispatcher:
 
 
 def _leased(task: Claimed, namespace: str, node_id: str, frame_id: int) -> LeasedTask:
+    extra = TaskExtra.from_json(task.extra)
     return LeasedTask(
         task.run_id, task.task_id, task.token, namespace, task.workflow_id, task.definition_hash, task.handler,
         task.queue, task.priority, node_id, task.attempt, task.lease_ms / 1000,
         None if task.timeout_ms is None else task.timeout_ms / 1000, task.input,
         None if task.feedback is None else Failure.from_json(task.feedback), task.user_id, 0, frame_id,
+        extra.kind, task.checkpoint, None if extra.output_seq is None else task.undo_output, extra.unfinished,
     )  # fmt: skip

@@ -18,18 +18,30 @@ from fencepost_server.domain.errors import FencepostError, Internal, ServerDrain
 from fencepost_server.domain.model import LeasedTask
 from fencepost_server.engine import leases
 from fencepost_server.engine.catalog import Catalog
-from fencepost_server.engine.commit import Committer, Decided, by_session
+from fencepost_server.engine.changes import Ready, by_session
+from fencepost_server.engine.commit import Committer, Decided
 from fencepost_server.engine.dispatch import Dispatcher
 from fencepost_server.engine.firing import Firing
-from fencepost_server.engine.fold import Ready
 from fencepost_server.engine.leases import Adopted, Closer, Renewer, Sweeper
 from fencepost_server.engine.loops import Loop
 from fencepost_server.engine.notify import Listener, Notifier
-from fencepost_server.engine.operations import Command, Operation, Report, ReportKind, Start, Started, WorkerSession
+from fencepost_server.engine.operations import (
+    Command,
+    CommandKind,
+    Deliver,
+    Fire,
+    Operation,
+    Report,
+    ReportKind,
+    Start,
+    Started,
+    WorkerSession,
+)
 from fencepost_server.engine.reconcile import Reconciler
 from fencepost_server.engine.removal import Remover
 from fencepost_server.engine.retention import Retention
 from fencepost_server.engine.starting import StartRequest, make_start
+from fencepost_server.engine.timers import Outbox, Timers
 from fencepost_server.engine.watch import Watches
 from fencepost_server.store import cluster
 from fencepost_server.store.cluster import SessionRow
@@ -59,6 +71,8 @@ class Engine:
         self.sweeper = Sweeper(config, self.database, self.report)
         self.closer = Closer(config, self.database, self.sweeper.due_by)
         self.reconciler = Reconciler(self.database, self.dispatcher, self.report)
+        self.timers = Timers(config, self.database, self._spread)
+        self.outbox = Outbox(config, self.database, self._spread)
         self.notifier = Notifier(config, self.database, self.server_id)
         self.firing = Firing(config, self.database, self.start_run, self.submit)
         self.listener = Listener(config, self.server_id, self.dispatcher.hint, self._ended)
@@ -74,6 +88,9 @@ class Engine:
             self.sweeper.loop,
             self.notifier.loop,
             self.listener.loop,
+            self.firing.loop,
+            self.timers.loop,
+            self.outbox.loop,
             self.firing.loop,
             self.remover.loop,
             self.retention.loop,
@@ -147,13 +164,20 @@ class Engine:
         """Queue something asked of a run; its ``result`` is set after the commit. Raises Overloaded, ServerDraining."""
         if self.draining:
             raise ServerDraining("this server is shutting down")
+        if command.kind is CommandKind.SIGNAL and not command.request_id:
+            # Repeated by a lane whose commit got no answer, a signal would be two: it needs a name of its own.
+            command.request_id = f"~{uuid.uuid4()}"
         self._lane(command.run_id).submit_one(command)
 
     def report(self, reports: Sequence[Report]) -> None:
         """Queue reports on tasks. Their sessions are told after the commit."""
+        self._spread(reports)
+
+    def _spread(self, operations: Sequence[Report | Fire | Deliver]) -> None:
+        """Queue what workers and loops bring, each in the lane of its run."""
         by_lane: dict[int, list[Operation]] = {}
-        for report in reports:
-            by_lane.setdefault(zlib.crc32(report.run_id.encode()) % len(self.lanes), []).append(report)
+        for operation in operations:
+            by_lane.setdefault(zlib.crc32(operation.run_id.encode()) % len(self.lanes), []).append(operation)
         for lane, some in by_lane.items():
             self.lanes[lane].submit(some)
 
@@ -191,6 +215,10 @@ class Engine:
             start.settle(started)
         for start, outcome in decided.answered:
             start.settle(outcome)
+        for command, answer in changes.commands:
+            command.settle(answer)
+        for handled in changes.handled:
+            handled.done(handled)  # type: ignore[arg-type]  # each has a callback for its own kind
         for report, _answer in changes.reports:
             if report.done is not None and not report.done.done():
                 report.done.set_result(None)
@@ -208,11 +236,18 @@ class Engine:
         for session_id, run_id, task_id, token, reason in changes.revoked:
             if (holder := self.dispatcher.session(session_id)) is not None:
                 holder.revoke((run_id, task_id, token), reason)
+        for session_id, run_id, task_id, token, reason, remaining in changes.cancelled:
+            if (holder := self.dispatcher.session(session_id)) is not None:
+                holder.cancel((run_id, task_id, token), reason, remaining)
         if changes.ready:
             self.dispatcher.hint(changes.ready)
         elif changes.reports:
             self.dispatcher.wake()
-        self.watches.changed(changes.changed_runs)
+        if changes.timers:
+            self.timers.due_in((min(changes.timers) - changes.now).total_seconds())
+        if changes.messages:
+            self.outbox.wake()
+        self.watches.changed(changes.changed)
         self._ended(changes.ended)
         self.notifier.add(changes.ready, changes.ended)
 
@@ -233,6 +268,10 @@ class Engine:
             self.dispatcher.forget(mark)
         self.dispatcher.hint([Ready(w.namespace, w.queue, w.handler, w.priority, w.due_in) for w in found.ready])
         self.sweeper.due_in(found.first_expiry_in)
+        self.firing.due_in(found.first_schedule_in)
+        self.timers.due_in(found.first_timer_in)
+        if found.messages:
+            self.outbox.wake()
         self.firing.due_in(found.first_schedule_in)
         for session_id in found.ended_sessions:
             if (left := self.dispatcher.session(session_id)) is not None:

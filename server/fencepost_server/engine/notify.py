@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from fencepost_server.config import Config
 from fencepost_server.domain.errors import DatabaseUnavailable
-from fencepost_server.engine.fold import Ready
+from fencepost_server.engine.changes import Ready
 from fencepost_server.engine.loops import Loop
 from fencepost_server.store import cluster
 from fencepost_server.store.connection import Database

@@ -175,6 +175,10 @@ class Start:
     """A fire time of a schedule, or a call that triggered it: one run each, whatever its input."""
     schedule_origin: str = ""
     """What a schedule's run is started by: remembered with the key."""
+    parent: tuple[str, int] | None = None
+    """Of a child: the run that waits for it, and the event there that scheduled it."""
+    depth: int = 0
+    """How many runs are above it."""
     result: asyncio.Future[Started | FencepostError] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )

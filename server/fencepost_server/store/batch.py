@@ -50,6 +50,8 @@ class Locked:
 
     active: dict[tuple[str, str], bytes]
     """(namespace, workflow_id) → hash of the active definition."""
+    removed: dict[tuple[str, str], frozenset[bytes]]
+    """(namespace, workflow_id) → hashes of the definitions that were removed."""
     runs: dict[str, RunRow]
     tasks: dict[TaskKey, TaskRow]
     clock: Clock
@@ -83,8 +85,10 @@ async def lock_and_read(
         tasks = await _send_lock_tasks(session, [key for key in task_keys if key[0] in locked_runs])
         clock = await session.send(_READ_CLOCK)
         await session.sync()
+    deployed = [] if deployments is None else await deployments.fetchall()
     return Locked(
-        {} if deployments is None else {(ns, wf): bytes(h) for ns, wf, h in await deployments.fetchall()},
+        {(ns, wf): bytes(active) for ns, wf, active, _removed in deployed},
+        {(ns, wf): frozenset(map(bytes, removed)) for ns, wf, _active, removed in deployed},
         locked_runs,
         {} if tasks is None else {(row[0], row[1]): TaskRow(*row) for row in await tasks.fetchall()},
         Clock(*(await clock.fetchall())[0]),
@@ -197,49 +201,38 @@ def _key_columns(keys: Sequence[Key]) -> dict[str, Any]:
     return dict(zip(names, columns(keys, Texts, Ints, Texts, Texts, Texts), strict=True))
 
 
-async def insert_runs(session: Session, rows: Sequence[tuple[RunRow, str]], now: datetime) -> None:
-    """New runs, each with its request key."""
+async def insert_runs(
+    session: Session, rows: Sequence[tuple[RunRow, str, str | None, str | None]], now: datetime
+) -> None:
+    """New runs, each with its request key, its attributes (JSON text) and its parent."""
     names = (
-        "run_ids",
-        "namespaces",
-        "workflow_ids",
-        "hashes",
-        "user_ids",
-        "request_keys",
-        "dedupe_keys",
-        "priorities",
-        "states",
-        "node_indexes",
-        "next_seqs",
-    )
+        "run_ids", "namespaces", "workflow_ids", "hashes", "user_ids", "request_keys", "dedupe_keys", "priorities",
+        "states", "node_indexes", "next_seqs", "output_seqs", "failures", "ended_ats", "controls", "attributes",
+        "parents",
+    )  # fmt: skip
     flat = [
-        (
-            r.run_id,
-            r.namespace,
-            r.workflow_id,
-            r.definition_hash,
-            r.user_id,
-            key,
-            r.dedupe_key,
-            r.priority,
-            r.state,
-            r.node_index,
-            r.next_seq,
-        )
-        for r, key in rows
-    ]
-    values = columns(flat, Uuids, Texts, Texts, Blobs, Texts, Texts, Texts, Ints, Ints, Ints, Ints)
+        (r.run_id, r.namespace, r.workflow_id, r.definition_hash, r.user_id, key, r.dedupe_key, r.priority, r.state,
+         r.node_index, r.next_seq, r.output_seq, r.failure, r.ended_at, r.control, attributes, parent)
+        for r, key, attributes, parent in rows
+    ]  # fmt: skip
+    values = columns(
+        flat, Uuids, Texts, Texts, Blobs, Texts, Texts, Texts, Ints, Ints, Ints, Ints, Ints, Texts, Times, Texts, Texts,
+        Uuids,
+    )  # fmt: skip
     await session.send(_INSERT_RUNS, {"now": now, **dict(zip(names, values, strict=True))})
 
 
 async def update_runs(session: Session, rows: Collection[RunRow]) -> None:
     """What became of locked runs."""
-    names = ("run_ids", "states", "node_indexes", "next_seqs", "last_event_ats", "output_seqs", "failures", "ended_ats")
+    names = (
+        "run_ids", "states", "node_indexes", "next_seqs", "last_event_ats", "output_seqs", "failures", "ended_ats",
+        "controls",
+    )  # fmt: skip
     flat = [
-        (r.run_id, r.state, r.node_index, r.next_seq, r.last_event_at, r.output_seq, r.failure, r.ended_at)
+        (r.run_id, r.state, r.node_index, r.next_seq, r.last_event_at, r.output_seq, r.failure, r.ended_at, r.control)
         for r in rows
     ]
-    values = columns(flat, Uuids, Ints, Ints, Ints, Times, Ints, Texts, Times)
+    values = columns(flat, Uuids, Ints, Ints, Ints, Times, Ints, Texts, Times, Texts)
     await session.send(_UPDATE_RUNS, dict(zip(names, values, strict=True)))
 
 
@@ -254,34 +247,18 @@ async def insert_tasks(session: Session, rows: Sequence[tuple[TaskRow, str]]) ->
     names = (
         "run_ids", "task_ids", "namespaces", "queues", "handlers", "priorities", "node_indexes", "input_seqs",
         "input_bytes", "visible_ats", "attempts", "tokens", "lease_mss", "timeout_mss", "lease_sessions",
-        "lease_expires_ats", "attempt_deadline_ats",
+        "lease_expires_ats", "attempt_deadline_ats", "extras", "resume_ats",
     )  # fmt: skip
     flat = [
         (t.run_id, t.task_id, ns, t.queue, t.handler, t.priority, t.node_index, t.input_seq, t.input_bytes,
          t.visible_at, t.attempt, t.token, t.lease_ms, t.timeout_ms, t.lease_session, t.lease_expires_at,
-         t.attempt_deadline_at)
+         t.attempt_deadline_at, t.extra, t.resume_at)
         for t, ns in rows
     ]  # fmt: skip
     values = columns(
-        flat,
-        Uuids,
-        Ints,
-        Texts,
-        Texts,
-        Texts,
-        Ints,
-        Ints,
-        Ints,
-        Ints,
-        Times,
-        Ints,
-        Ints,
-        Ints,
-        Ints,
-        Uuids,
-        Times,
-        Times,
-    )
+        flat, Uuids, Ints, Texts, Texts, Texts, Ints, Ints, Ints, Ints, Times, Ints, Ints, Ints, Ints, Uuids, Times,
+        Times, Texts, Times,
+    )  # fmt: skip
     await session.send(_INSERT_TASKS, dict(zip(names, values, strict=True)))
 
 
@@ -289,14 +266,14 @@ async def update_tasks(session: Session, rows: Collection[TaskRow]) -> None:
     """Tasks that went back to ready."""
     names = (
         "run_ids", "task_ids", "visible_ats", "attempts", "operational_failures", "corrective_failures", "redeliveries",
-        "tokens", "last_failures", "feedbacks", "outcomes",
+        "tokens", "last_failures", "feedbacks", "outcomes", "resume_ats",
     )  # fmt: skip
     flat = [
         (t.run_id, t.task_id, t.visible_at, t.attempt, t.operational_failures, t.corrective_failures, t.redeliveries,
-         t.token, t.last_failure, t.feedback, t.outcomes)
+         t.token, t.last_failure, t.feedback, t.outcomes, t.resume_at)
         for t in rows
     ]  # fmt: skip
-    values = columns(flat, Uuids, Ints, Times, Ints, Ints, Ints, Ints, Ints, Texts, Texts, Texts)
+    values = columns(flat, Uuids, Ints, Times, Ints, Ints, Ints, Ints, Ints, Texts, Texts, Texts, Times)
     await session.send(_UPDATE_TASKS, dict(zip(names, values, strict=True)))
 
 

@@ -37,6 +37,10 @@ class Probe:
     other_servers: int
     ended_sessions: list[str]
     """Those of this server that ended of late, by its own word or because their process is at another server."""
+    first_timer_in: float | None
+    """In how many seconds the first timer is due; None: none is."""
+    messages: bool
+    """Runs have something to tell each other."""
     first_schedule_in: float | None
     """In how many seconds the first schedule is due; None: none is."""
 
@@ -53,7 +57,8 @@ async def probe(database: Database, config: Config, server_id: str) -> Probe:
             "server_timeout": timedelta(seconds=config.server_timeout),
         },
     )
-    ready, expiry, others, ended, schedule = [], None, 0, [], None
+    ready, ended, others, messages = [], [], 0, False
+    expiry = timer = schedule = None
     for what, namespace, queue, handler, number, seconds in rows:
         if what == 1:
             ready.append(ReadyWork(namespace, queue, handler, number, seconds))
@@ -63,9 +68,13 @@ async def probe(database: Database, config: Config, server_id: str) -> Probe:
             others = number
         elif what == 4:
             ended.append(namespace)
+        elif what == 5:
+            timer = seconds
+        elif what == 6:
+            messages = number is not None
         elif what == 7:
             schedule = seconds
-    return Probe(ready, expiry, others, ended, schedule)
+    return Probe(ready, expiry, others, ended, timer, messages, schedule)
 
 
 async def forget(database: Database) -> None:

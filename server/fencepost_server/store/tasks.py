@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from fencepost_server.domain.model import Payload
+from fencepost_server.domain.model import Checkpoint, Payload
 from fencepost_server.store.arrays import Ints, Texts, Uuids, columns
 from fencepost_server.store.connection import Database, Session
 from fencepost_server.store.queries import query
@@ -50,6 +50,9 @@ class Claimed:
     definition_hash: bytes
     user_id: str
     input: Payload
+    extra: str | None
+    checkpoint: Checkpoint | None
+    undo_output: Payload | None
 
 
 async def claim(
@@ -76,9 +79,16 @@ async def claim(
 
 
 def _claimed(row: tuple[Any, ...]) -> Claimed:
-    json_text, binary, metadata = row[15:]
-    payload = Payload(json_text, None if binary is None else bytes(binary), metadata)
-    return Claimed(*(*row[:13], bytes(row[13]), row[14], payload))
+    number = row[19]
+    checkpoint = Checkpoint(number, _payload(row[20:23])) if number else None
+    undo_output = None if row[18] is None else _payload(row[23:26])
+    values = (*row[:13], bytes(row[13]), row[14], _payload(row[15:18]), row[18], checkpoint, undo_output)
+    return Claimed(*values)
+
+
+def _payload(parts: tuple[Any, ...]) -> Payload:
+    json_text, binary, metadata = parts
+    return Payload(json_text, None if binary is None else bytes(binary), metadata)
 
 
 @dataclass(frozen=True, slots=True)

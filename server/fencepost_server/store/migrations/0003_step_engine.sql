@@ -66,6 +66,7 @@ create table signal (
     run_id uuid not null,
     seq bigint not null,                                          -- the SIGNAL_RECEIVED event
     name text collate "C" not null,
+    size integer not null,                                        -- of its payload, about
     constraint signal_pkey primary key (run_id, name, seq)
 );
 
@@ -78,6 +79,7 @@ create table scope (
     done integer not null,
     next_item integer not null,                                   -- of a map: the first that has not begun
     item_bytes integer not null,                                  -- of a map: the largest input
+    output_bytes bigint not null,                                 -- of what has ended, so that a join knows its size
     parent_scope bigint not null,
     parent_item integer not null,
     constraint scope_pkey primary key (run_id, scope_id)

@@ -25,23 +25,23 @@ select set_config('lock_timeout', %(lock_timeout)s, true),
 
 -- name: lock_deployments
 -- locks: deployment rows (share), in the order of the arrays, which are sorted. index: deployment_pkey
-select k.namespace, k.workflow_id, d.active_hash
+select k.namespace, k.workflow_id, d.active_hash, d.removed
 from unnest(%(namespaces)s, %(workflow_ids)s) k(namespace, workflow_id)
 cross join lateral (
-    select active_hash from deployment d where d.namespace = k.namespace and d.workflow_id = k.workflow_id for share
+    select active_hash, removed from deployment d where d.namespace = k.namespace and d.workflow_id = k.workflow_id for share
 ) d;
 
 -- name: lock_runs
 -- locks: run rows, by id. Reads nothing that a decision rests on but the locked row itself. index: run_pkey
 select run_id, namespace, workflow_id, definition_hash, user_id, priority, state, node_index, next_seq, last_event_at,
-       dedupe_key
+       dedupe_key, control, failure
 from run where run_id = any(%(run_ids)s) order by run_id for no key update;
 
 -- name: lock_runs_skipping
 -- locks: run rows, by id; those that another transaction holds are left out and tried again later (a stopped server must not
 -- stop this one). index: run_pkey
 select run_id, namespace, workflow_id, definition_hash, user_id, priority, state, node_index, next_seq, last_event_at,
-       dedupe_key
+       dedupe_key, control, failure
 from run where run_id = any(%(run_ids)s) order by run_id for no key update skip locked;
 
 -- name: lock_tasks
@@ -49,7 +49,7 @@ from run where run_id = any(%(run_ids)s) order by run_id for no key update skip 
 -- and heartbeats compete. index: task_pkey
 select k.run_id, k.task_id, t.queue, t.handler, t.priority, t.node_index, t.input_seq, t.input_bytes, t.visible_at, t.attempt,
        t.operational_failures, t.corrective_failures, t.redeliveries, t.token, t.lease_ms, t.timeout_ms, t.lease_session,
-       t.lease_expires_at, t.attempt_deadline_at, t.last_failure, t.feedback, t.outcomes
+       t.lease_expires_at, t.attempt_deadline_at, t.last_failure, t.feedback, t.outcomes, t.extra, t.checkpoint_number
 from unnest(%(run_ids)s, %(task_ids)s) k(run_id, task_id)
 cross join lateral (select * from task t where t.run_id = k.run_id and t.task_id = k.task_id for update) t;
 
@@ -68,7 +68,7 @@ select k.run_id, k.task_id, e.type, e.token, e.digest, e.detail
 from unnest(%(run_ids)s, %(task_ids)s) k(run_id, task_id)
 cross join lateral (
     select type, token, digest, detail from event
-    where run_id = k.run_id and seq > k.task_id and task_id = k.task_id and type in (4, 5)
+    where run_id = k.run_id and seq > k.task_id and task_id = k.task_id and type in (4, 5, 26, 27)
     order by seq limit 1
 ) e;
 
@@ -119,19 +119,23 @@ delete from run_key where ctid = any(array(
 
 -- name: insert_runs
 insert into run (run_id, namespace, workflow_id, definition_hash, user_id, request_key, dedupe_key, priority, state, node_index,
-                 next_seq, last_event_at, created_at)
-select *, %(now)s, %(now)s
+                 next_seq, last_event_at, created_at, output_seq, failure, ended_at, control, attributes, parent_run_id)
+select run_id, namespace, workflow_id, hash, user_id, request_key, dedupe_key, priority, state, node_index, next_seq, %(now)s,
+       %(now)s, output_seq, failure::json, ended_at, control::json, attributes::json, parent_run_id
 from unnest(%(run_ids)s, %(namespaces)s, %(workflow_ids)s, %(hashes)s, %(user_ids)s, %(request_keys)s, %(dedupe_keys)s, %(priorities)s,
-            %(states)s, %(node_indexes)s, %(next_seqs)s);
+            %(states)s, %(node_indexes)s, %(next_seqs)s, %(output_seqs)s, %(failures)s, %(ended_ats)s, %(controls)s, %(attributes)s,
+            %(parents)s)
+     u(run_id, namespace, workflow_id, hash, user_id, request_key, dedupe_key, priority, state, node_index, next_seq, output_seq,
+       failure, ended_at, control, attributes, parent_run_id);
 
 -- name: update_runs
 -- HOT: no index names a column that is set here.
 update run r
 set state = u.state, node_index = u.node_index, next_seq = u.next_seq, last_event_at = u.last_event_at,
-    output_seq = u.output_seq, failure = u.failure::json, ended_at = u.ended_at
+    output_seq = u.output_seq, failure = u.failure::json, ended_at = u.ended_at, control = u.control::json
 from unnest(%(run_ids)s, %(states)s, %(node_indexes)s, %(next_seqs)s, %(last_event_ats)s, %(output_seqs)s, %(failures)s,
-            %(ended_ats)s)
-     u(run_id, state, node_index, next_seq, last_event_at, output_seq, failure, ended_at)
+            %(ended_ats)s, %(controls)s)
+     u(run_id, state, node_index, next_seq, last_event_at, output_seq, failure, ended_at, control)
 where r.run_id = any(%(run_ids)s) and r.run_id = u.run_id;
 
 -- name: delete_tasks
@@ -143,14 +147,14 @@ delete from task where ctid = any(array(
 -- name: insert_tasks
 insert into task (run_id, task_id, namespace, queue, handler, priority, node_index, input_seq, input_bytes, visible_at, attempt,
                   operational_failures, corrective_failures, redeliveries, token, lease_ms, timeout_ms, lease_session,
-                  lease_expires_at, attempt_deadline_at)
+                  lease_expires_at, attempt_deadline_at, extra, resume_at)
 select run_id, task_id, namespace, queue, handler, priority, node_index, input_seq, input_bytes, visible_at, attempt, 0, 0, 0, token,
-       lease_ms, timeout_ms, lease_session, lease_expires_at, attempt_deadline_at
+       lease_ms, timeout_ms, lease_session, lease_expires_at, attempt_deadline_at, extra::json, resume_at
 from unnest(%(run_ids)s, %(task_ids)s, %(namespaces)s, %(queues)s, %(handlers)s, %(priorities)s, %(node_indexes)s,
             %(input_seqs)s, %(input_bytes)s, %(visible_ats)s, %(attempts)s, %(tokens)s, %(lease_mss)s, %(timeout_mss)s, %(lease_sessions)s,
-            %(lease_expires_ats)s, %(attempt_deadline_ats)s)
+            %(lease_expires_ats)s, %(attempt_deadline_ats)s, %(extras)s, %(resume_ats)s)
      u(run_id, task_id, namespace, queue, handler, priority, node_index, input_seq, input_bytes, visible_at, attempt, token, lease_ms,
-       timeout_ms, lease_session, lease_expires_at, attempt_deadline_at);
+       timeout_ms, lease_session, lease_expires_at, attempt_deadline_at, extra, resume_at);
 
 -- name: update_tasks
 -- Back to READY, with another token: retries, releases, expiries, undelivered tasks. index: task_pkey
@@ -158,11 +162,11 @@ update task t
 set visible_at = u.visible_at, attempt = u.attempt, operational_failures = u.operational_failures,
     corrective_failures = u.corrective_failures, redeliveries = u.redeliveries, token = u.token,
     last_failure = u.last_failure::json, feedback = u.feedback::json, outcomes = u.outcomes::json,
-    lease_session = null, lease_expires_at = null, attempt_deadline_at = null
+    resume_at = u.resume_at, lease_session = null, lease_expires_at = null, attempt_deadline_at = null
 from unnest(%(run_ids)s, %(task_ids)s, %(visible_ats)s, %(attempts)s, %(operational_failures)s, %(corrective_failures)s,
-            %(redeliveries)s, %(tokens)s, %(last_failures)s, %(feedbacks)s, %(outcomes)s)
+            %(redeliveries)s, %(tokens)s, %(last_failures)s, %(feedbacks)s, %(outcomes)s, %(resume_ats)s)
      u(run_id, task_id, visible_at, attempt, operational_failures, corrective_failures, redeliveries, token, last_failure,
-       feedback, outcomes)
+       feedback, outcomes, resume_at)
 where t.run_id = any(%(run_ids)s) and t.run_id = u.run_id and t.task_id = u.task_id;
 
 -- name: insert_events

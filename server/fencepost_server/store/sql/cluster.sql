@@ -44,6 +44,11 @@ union all
 select 4, session_id::text, null, null, null, 0 from session
 where ended_at > (select clock_timestamp()) - %(server_timeout)s and server_id = %(server)s
 union all
+select 5, null, null, null, null,
+       (select extract(epoch from fire_at - clock_timestamp())::float8 from timer where not parked order by fire_at limit 1)
+union all
+select 6, null, null, null, (select 1 from message limit 1), 0
+union all
 select 7, null, null, null, null,
        (select extract(epoch from due_at - clock_timestamp())::float8 from schedule
         where due_at is not null order by due_at limit 1);

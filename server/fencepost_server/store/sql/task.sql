@@ -34,10 +34,17 @@ with want as (
     returning t.*
 )
 select c.run_id, c.task_id, c.token, c.lease_session, c.queue, c.handler, c.priority, c.node_index, c.attempt, c.lease_ms,
-       c.timeout_ms, c.feedback, r.workflow_id, r.definition_hash, r.user_id, e.payload, e.payload_binary, e.payload_metadata
+       c.timeout_ms, c.feedback, r.workflow_id, r.definition_hash, r.user_id, e.payload, e.payload_binary, e.payload_metadata,
+       c.extra, c.checkpoint_number, s.payload, s.payload_binary, s.payload_metadata, o.payload, o.payload_binary, o.payload_metadata
 from claimed c
 cross join lateral (select * from run r where r.run_id = c.run_id offset 0) r
-cross join lateral (select * from event e where e.run_id = c.run_id and e.seq = c.input_seq offset 0) e;
+cross join lateral (select * from event e where e.run_id = c.run_id and e.seq = c.input_seq offset 0) e
+left join lateral (
+    select * from checkpoint s where c.checkpoint_number > 0 and s.run_id = c.run_id and s.task_id = c.task_id offset 0
+) s on true
+left join lateral (
+    select * from event o where c.extra is not null and o.run_id = c.run_id and o.seq = (c.extra->>'output_seq')::bigint offset 0
+) o on true;
 
 -- name: renew
 -- locks: the leases named, in key order, skip locked (a skipped one is tried again by the caller). The token decides (I2); an

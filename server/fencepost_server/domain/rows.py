@@ -1,0 +1,208 @@
+"""The rows of what a run has beyond its open steps: control flow, waits, undo, children, and the outbox.
+
+Like RunRow and TaskRow they are mutable: the fold of a batch changes them and writes what became of them. ``place``
+is where in a run something happens: in which scope (0: the top sequence) and which branch or item of it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from fencepost_server.domain.model import TaskKind, TaskRow
+
+
+class Place(NamedTuple):
+    """A branch or item of an open parallel or map node."""
+
+    scope: int = 0
+    item: int = 0
+
+
+TOP = Place()
+"""The top sequence."""
+
+
+@dataclass(slots=True)
+class Control:
+    """What is known of a run beyond its one open step. A run that is a plain sequence has none of it."""
+
+    open_steps: int = 0
+    open_waits: int = 0
+    """Timers of nodes, and waits for signals."""
+    open_children: int = 0
+    signals: int = 0
+    """Signals that no wait has taken."""
+    undos: int = 0
+    """Completed steps that can be undone."""
+    ending: dict[str, Any] | None = None
+    """What the run will end as, once it is ENDING: state, failure (JSON of a Failure), retryable."""
+    paused: bool = False
+    blocked: bool = False
+    """A step of it is parked."""
+    undo_failed: bool = False
+    """Its undo is stopped until RetryRun."""
+    began: bool = False
+    """A worker has reported on a step of it."""
+    extras: bool = False
+    """It has, or had, rows in the tables of what is beyond a task."""
+    parent: tuple[str, int] | None = None
+    """The run that waits for this one, and the event there that started it."""
+    depth: int = 0
+    """How many parents are above it."""
+    stops: int = 0
+    """How many activations were kept for a retry."""
+    undone: bool = False
+    """A step of it was undone: it can't go on any more."""
+
+    def to_json(self) -> str:
+        """As stored: what differs from a new one."""
+        return json.dumps({key: value for key, value in asdict(self).items() if value != _FRESH[key]})
+
+    @staticmethod
+    def from_json(text: str) -> Control:
+        """The inverse of ``to_json``."""
+        control = Control(**json.loads(text))
+        if control.parent is not None:
+            control.parent = (control.parent[0], control.parent[1])
+        return control
+
+
+_FRESH = asdict(Control())
+
+
+@dataclass(slots=True)
+class TaskExtra:
+    """What is special about a task: it is no step of the top sequence, or undoes one."""
+
+    kind: TaskKind = TaskKind.STEP
+    scope: int = 0
+    item: int = 0
+    of: int = 0
+    """Of an UNDO: the event of what is undone."""
+    output_seq: int | None = None
+    """Of an UNDO: the event that holds the step's output."""
+    unfinished: bool = False
+
+    @property
+    def place(self) -> Place:
+        """Where in the run it is."""
+        return Place(self.scope, self.item)
+
+    def to_json(self) -> str | None:
+        """As stored: None if there is nothing special."""
+        value = {key: value for key, value in asdict(self).items() if value != _PLAIN[key]}
+        return json.dumps(value) if value else None
+
+    @staticmethod
+    def from_json(text: str | None) -> TaskExtra:
+        """The inverse of ``to_json``."""
+        if text is None:
+            return TaskExtra()
+        extra = TaskExtra(**json.loads(text))
+        extra.kind = TaskKind(extra.kind)
+        return extra
+
+
+_PLAIN = asdict(TaskExtra())
+
+
+@dataclass(slots=True)
+class ScopeRow:
+    """An open parallel or map node. The order of fields is that of the statement scope."""
+
+    run_id: str
+    scope_id: int
+    node_index: int
+    total: int
+    done: int
+    next_item: int
+    item_bytes: int
+    output_bytes: int
+    parent_scope: int
+    parent_item: int
+
+    @property
+    def parent(self) -> Place:
+        """Where the node itself is."""
+        return Place(self.parent_scope, self.parent_item)
+
+
+@dataclass(slots=True)
+class TimerRow:
+    """Something that is due at a time. ``place``: JSON object with node, scope, item and the like."""
+
+    run_id: str
+    seq: int
+    kind: int
+    namespace: str
+    fire_at: datetime
+    place: str
+
+
+@dataclass(slots=True)
+class WaitRow:
+    """A node that waits for a signal."""
+
+    run_id: str
+    seq: int
+    name: str
+    place: str
+
+
+@dataclass(slots=True)
+class ChildRow:
+    """A child run that has not ended."""
+
+    run_id: str
+    seq: int
+    child_run_id: str
+    place: str
+
+
+@dataclass(slots=True)
+class UndoRow:
+    """A completed step, or child, that can be undone; with ``unfinished`` one that may have acted. The order of fields
+    is that of the statement next_undo.
+    """
+
+    run_id: str
+    of_seq: int
+    unfinished: bool
+    node_index: int
+    task_id: int
+    input_seq: int
+    input_bytes: int
+    output_seq: int | None
+    token: int
+    scope_id: int
+    item: int
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRow:
+    """What one run tells another. ``kind`` is an engine.operations.MessageKind."""
+
+    target_run: str
+    kind: int
+    source_run: str
+    source_seq: int
+    namespace: str
+    body: str
+
+
+def stopped_task(task: TaskRow) -> str:
+    """A task as kept for RetryRun."""
+    value = asdict(task)
+    for name in ("visible_at", "lease_session", "lease_expires_at", "attempt_deadline_at", "resume_at"):
+        del value[name]
+    return json.dumps({"task": value})
+
+
+def restarted_task(value: dict[str, Any], now: datetime) -> TaskRow:
+    """A task of ``stopped_task``, ready again with fresh attempts. Its token goes on (I3)."""
+    fresh = {"attempt": 0, "operational_failures": 0, "corrective_failures": 0, "redeliveries": 0}
+    leases = {"lease_session": None, "lease_expires_at": None, "attempt_deadline_at": None}
+    return TaskRow(**{**value, **fresh, **leases, "visible_at": now, "resume_at": None})

@@ -1,0 +1,149 @@
+"""Child runs: started, told to end and heard of by messages of the outbox, each applied once (semantics: children).
+
+A child's id is fixed by the event that schedules it, so that however often its start is delivered there is one child.
+A start whose parent is ending by then is dropped, and the parent told as if the child had been cancelled.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+from fencepost_server.domain.graph import GraphNode
+from fencepost_server.domain.model import EventType, Failure, FailureKind, Payload, RunState
+from fencepost_server.domain.nodes import ChildNode
+from fencepost_server.domain.rows import Place
+from fencepost_server.domain.transitions import RunEvent, Verdict
+from fencepost_server.engine import ending, undoing
+from fencepost_server.engine.context import RunContext, Value, failure_json
+from fencepost_server.engine.operations import Deliver, MessageKind
+
+MAX_DEPTH = 32
+"""Children of children: cycles are refused at registration, but which definition is active may change."""
+
+
+def child_id(run_id: str, seq: int) -> str:
+    """The id of the child that event ``seq`` of a run schedules."""
+    return str(uuid.uuid5(uuid.UUID(run_id), str(seq)))
+
+
+async def schedule(ctx: RunContext, node: GraphNode, child: ChildNode, place: Place, value: Value) -> None:
+    """A child is to be started."""
+    control = ctx.control
+    if control.depth + 1 > MAX_DEPTH:
+        message = f"node {node.id}: more than {MAX_DEPTH} runs would be inside each other"
+        await ending.fail_node(ctx, node, place, value, "INVALID_NODE_INPUT", message)
+        return
+    run = ctx.run
+    run_id = child_id(run.run_id, run.next_seq)
+    seq = ctx.event(
+        EventType.CHILD_SCHEDULED, node_index=node.index, input_seq=value.seq,
+        detail={"child": run_id, "workflow": child.workflow}, place=place,
+    )  # fmt: skip
+    where = {"node": node.index, "scope": place.scope, "item": place.item, "seq": value.seq, "size": value.size}
+    ctx.changes.rows.add("insert_child", run.run_id, seq, run_id, json.dumps(where))
+    control.open_children += 1
+    control.extras = True
+    body = {
+        "parent_seq": seq, "workflow": child.workflow, "input_seq": value.seq, "user_id": run.user_id,
+        "priority": run.priority, "depth": control.depth + 1,
+    }  # fmt: skip
+    ctx.send(run_id, MessageKind.START_CHILD, seq, body)
+
+
+def answer_for_missing(
+    deliver: Deliver, failure: Failure, state: RunState = RunState.CANCELLED
+) -> tuple[str, int, str, int, str, str]:
+    """The message to a parent whose child never was: a row of insert_message."""
+    parent_seq = json.loads(deliver.body)["parent_seq"]
+    body = {"parent_seq": parent_seq, "state": int(state), "output_seq": None, "failure": failure_json(failure)}
+    kind = int(MessageKind.CHILD_ENDED)
+    return (deliver.source_run, kind, deliver.run_id, 0, deliver.namespace, json.dumps(body))
+
+
+def never_started() -> Failure:
+    """The failure of a child whose parent ended before it began."""
+    return Failure(FailureKind.PERMANENT, "RUN_CANCELLED", "the parent ended before the child had begun")
+
+
+async def told_to_end(ctx: RunContext, deliver: Deliver) -> None:
+    """The parent of the run ends, and takes it along."""
+    if deliver.kind is MessageKind.TERMINATE_CHILD:
+        if ctx.verdict(RunEvent.TERMINATE) is Verdict.ACT:
+            await ending.terminate(ctx, f"its parent, run {deliver.source_run}, ended")
+        return
+    if ctx.verdict(RunEvent.CANCEL) is Verdict.ACT:
+        message = f"cancelled with its parent, run {deliver.source_run}"
+        await ending.begin(ctx, RunState.CANCELLED, Failure(FailureKind.PERMANENT, "RUN_CANCELLED", message))
+
+
+async def ended(ctx: RunContext, deliver: Deliver) -> None:
+    """A child of the run has ended."""
+    body = json.loads(deliver.body)
+    rows = await ctx.read("child", ctx.run.run_id, body["parent_seq"])
+    if not rows or ctx.state.final:
+        return  # left alone when the run ended, or heard of before
+    seq, where = rows[0][1], json.loads(rows[0][3])
+    node = ctx.graph.nodes[where["node"]]
+    place, value = Place(where["scope"], where["item"]), Value(where["seq"], where["size"])
+    ctx.changes.rows.add("delete_child", ctx.run.run_id, seq)
+    ctx.control.open_children -= 1
+    ctx.control.began = True
+    state = RunState(body["state"])
+    if state is RunState.COMPLETED:
+        await _completed(ctx, node, deliver, seq, body["output_seq"], place, value)
+        return
+    cause = None if body["failure"] is None else Failure.from_json(json.dumps(body["failure"]))
+    why = "" if cause is None else f": {cause.code}: {cause.message}"
+    failure = Failure(
+        FailureKind.PERMANENT if cause is None else cause.kind,
+        "CHILD_FAILED", f"child run {deliver.source_run} is {state.name}{why}", None, node.id,
+    )  # fmt: skip
+    _event(ctx, node, deliver, seq, state, place, failure=failure)
+    if ctx.is_ending:
+        ending.stop_at(ctx, node.index, place, value, entering=True)
+        await ending.go_on(ctx)
+    else:
+        await ending.begin(ctx, RunState.FAILED, failure, stopped=(node.index, place, value))
+
+
+async def _completed(
+    ctx: RunContext, node: GraphNode, deliver: Deliver, seq: int, output_seq: int, place: Place, value: Value
+) -> None:
+    payload = await ctx.payload_of(deliver.source_run, output_seq)
+    faults = [] if payload.binary is not None else node.violations(await ctx.json(Value(0, 0, payload)))
+    if faults:
+        told = "; ".join(f"{fault.path or 'output'}: {fault.message}" for fault in faults[:10])
+        message = f"the output of child run {deliver.source_run} breaks the schema of node {node.id}: {told}"
+        _event(ctx, node, deliver, seq, RunState.COMPLETED, place, payload=payload)
+        await ending.fail_node(ctx, node, place, value, "OUTPUT_SCHEMA_MISMATCH", message)
+        return
+    ended_seq = _event(ctx, node, deliver, seq, RunState.COMPLETED, place, payload=payload)
+    if node.undo is not None:
+        undoing.remember_child(ctx, node, ended_seq, seq, place, value)
+    output = Value(ended_seq, payload.size, payload)
+    if ctx.is_ending:
+        ending.stop_at(ctx, node.index, place, output, entering=False)
+        await ending.go_on(ctx)
+    else:
+        ctx.leave(node.index, place, output)
+
+
+def _event(
+    ctx: RunContext,
+    node: GraphNode,
+    deliver: Deliver,
+    seq: int,
+    state: RunState,
+    place: Place,
+    *,
+    payload: Payload | None = None,
+    failure: Failure | None = None,
+) -> int:
+    detail: dict[str, Any] = {"child": deliver.source_run, "state": int(state)}
+    if failure is not None:
+        detail["failure"] = failure_json(failure)
+    return ctx.event(
+        EventType.CHILD_ENDED, node_index=node.index, task_id=seq, payload=payload, detail=detail, place=place
+    )

@@ -1,0 +1,346 @@
+"""What calls and timers do to a run: signals, control, and what falls due (semantics: ends; signals, timers).
+
+What is allowed in which state is domain.transitions' to say.
+"""
+
+from __future__ import annotations
+
+import json
+
+from fencepost_server.domain.errors import (
+    AlreadyUndone,
+    FencepostError,
+    IllegalTransition,
+    InputSchemaMismatch,
+    KeyTaken,
+    ParentDecided,
+    RequestIdConflict,
+    TooManySignals,
+)
+from fencepost_server.domain.jsontext import fingerprint, parse
+from fencepost_server.domain.model import EventType, Failure, FailureKind, RunState, TaskRow, TimerKind
+from fencepost_server.domain.nodes import StepNode
+from fencepost_server.domain.rows import TOP, Place, TimerRow, restarted_task
+from fencepost_server.domain.transitions import RunEvent, Verdict
+from fencepost_server.engine import ending, flow, offering, steps, undoing
+from fencepost_server.engine.changes import Ready
+from fencepost_server.engine.context import Rows, RunContext, Value
+from fencepost_server.engine.operations import Command, Commanded, CommandKind, Fire
+from fencepost_server.engine.starting import comparable
+
+_EVENTS = {
+    CommandKind.SIGNAL: RunEvent.SIGNAL,
+    CommandKind.CANCEL: RunEvent.CANCEL,
+    CommandKind.TERMINATE: RunEvent.TERMINATE,
+    CommandKind.PAUSE: RunEvent.PAUSE,
+    CommandKind.RESUME: RunEvent.RESUME,
+    CommandKind.RETRY: RunEvent.RETRY,
+    CommandKind.REMOVE: RunEvent.REMOVE,
+}
+
+
+async def command(ctx: RunContext, command: Command) -> Commanded | FencepostError:
+    """One command, answered. A repeat of an accepted request id gets its first answer, whatever the state is now
+    (I6).
+    """
+    if command.request_id:
+        rows = await ctx.read("request", ctx.run.run_id, command.request_id)
+        if rows:
+            return _remembered(command, *rows[0])
+    event = _EVENTS[command.kind]
+    verdict = ctx.verdict(event)
+    if verdict is Verdict.REFUSE:
+        return _illegal(ctx, event)
+    answer: Commanded | FencepostError | None = None
+    if verdict is not Verdict.KEEP:
+        answer = await _act(ctx, command)
+        await flow.pump(ctx)
+        ctx.settle()
+    if isinstance(answer, FencepostError):
+        return answer
+    answer = Commanded(ctx.state, 0 if answer is None else answer.seq)
+    if command.request_id:
+        remembered = json.dumps({"state": int(answer.state), "seq": answer.seq})
+        row = (ctx.run.run_id, command.request_id, command.fingerprint, remembered)
+        ctx.changes.rows.add("insert_request", *row)
+    return answer
+
+
+def _remembered(command: Command, fingerprint: bytes, answer: str) -> Commanded | FencepostError:
+    if bytes(fingerprint) != command.fingerprint:
+        return RequestIdConflict(
+            f"the request id {command.request_id!r} was used for another request on run {command.run_id}",
+            metadata={
+                "existing_run_id": command.run_id,
+                "existing_fingerprint": bytes(fingerprint).hex(),
+                "request_fingerprint": command.fingerprint.hex(),
+            },
+        )
+    value = json.loads(answer)
+    return Commanded(RunState(value["state"]), value["seq"])
+
+
+def _illegal(ctx: RunContext, event: RunEvent) -> FencepostError:
+    return IllegalTransition(
+        f"a run that is {ctx.state.name} can't be {event.value}",
+        metadata={"state": ctx.state.name, "event": event.name},
+    )
+
+
+async def _act(ctx: RunContext, command: Command) -> Commanded | FencepostError | None:
+    match command.kind:
+        case CommandKind.SIGNAL:
+            return await _signal(ctx, command)
+        case CommandKind.CANCEL:
+            message = f"cancelled: {command.reason}" if command.reason else "cancelled"
+            failure = Failure(FailureKind.PERMANENT, "RUN_CANCELLED", message)
+            await ending.begin(ctx, RunState.CANCELLED, failure, grace=command.grace)
+        case CommandKind.TERMINATE:
+            await ending.terminate(ctx, command.reason)
+        case CommandKind.PAUSE:
+            control = ctx.control
+            control.paused = True
+            ctx.event(EventType.RUN_PAUSED, detail={"reason": command.reason})
+            if control.open_steps:
+                await ctx.read("park", ctx.run.run_id)
+        case CommandKind.RESUME:
+            await _resume(ctx, command)
+        case CommandKind.RETRY:
+            return await _retry(ctx, command)
+        case CommandKind.REMOVE:
+            await _remove(ctx)
+    return None
+
+
+async def _signal(ctx: RunContext, command: Command) -> Commanded | FencepostError:
+    control, run = ctx.control, ctx.run
+    payload = command.payload
+    if payload.binary is None:
+        faults = ctx.graph.signal_violations(command.name, parse(payload.json or "null"))
+        if faults:
+            message = f"the payload breaks the schema of signal {command.name!r}"
+            return InputSchemaMismatch(message, violations=faults)
+    if control.signals >= ctx.env.limits.max_pending_signals:
+        return TooManySignals(f"the run holds {control.signals} signals already")
+    detail = {"name": command.name}
+    if command.request_id and not command.request_id.startswith("~"):
+        detail["request_id"] = command.request_id
+    seq = ctx.event(EventType.SIGNAL_RECEIVED, payload=payload, detail=detail)
+    if control.open_waits and not control.paused and not ctx.is_ending:
+        rows = await ctx.read("wait", run.run_id, command.name)
+        if rows:
+            _run_id, wait_seq, name, where = rows[0]
+            flow.take_signal(ctx, wait_seq, name, where, seq, payload.size)
+            return Commanded(ctx.state, seq)
+    control.signals += 1
+    control.extras = True
+    ctx.changes.rows.add("insert_signal", run.run_id, seq, command.name, payload.size)
+    return Commanded(ctx.state, seq)
+
+
+async def _resume(ctx: RunContext, command: Command) -> None:
+    """Tasks may be taken again; then what was only recorded acts: signals, and what fell due."""
+    control = ctx.control
+    control.paused = False
+    ctx.event(EventType.RUN_RESUMED, detail={"reason": command.reason})
+    _hint(ctx, await ctx.read("unpark", ctx.run.run_id))
+    await _take_signals(ctx)
+    if control.extras:
+        for row in await ctx.read("fired_timers", ctx.run.run_id):
+            if ctx.is_ending:
+                break
+            await _due(ctx, TimerRow(*row), recorded=True)
+            await flow.pump(ctx)
+
+
+def _hint(ctx: RunContext, places: Rows) -> None:
+    for namespace, queue, handler, priority, visible_at in places:
+        delay = max(0.0, (visible_at - ctx.now).total_seconds())
+        ctx.changes.ready.append(Ready(namespace, queue, handler, priority, delay))
+
+
+async def _take_signals(ctx: RunContext) -> None:
+    """Waits and signals that met while nothing could act."""
+    control = ctx.control
+    while control.signals and control.open_waits and not ctx.is_ending:
+        rows = await ctx.read("matches", ctx.run.run_id)
+        if not rows:
+            return
+        for _run_id, wait_seq, name, where, signal_seq, size in rows:
+            ctx.changes.rows.add("delete_signal", ctx.run.run_id, signal_seq, name)
+            control.signals -= 1
+            flow.take_signal(ctx, wait_seq, name, where, signal_seq, size)
+        await flow.pump(ctx)
+
+
+async def _retry(ctx: RunContext, command: Command) -> FencepostError | None:
+    """A run goes on from where it stopped, with fresh attempts."""
+    control, run = ctx.control, ctx.run
+    if control.undo_failed:
+        control.undo_failed = False
+        ctx.event(EventType.RUN_RETRIED, detail={"reason": command.reason})
+        if command.skip_undo:
+            await undoing.skip(ctx, command.reason)
+        assert control.ending is not None  # undoing is part of it
+        run.failure = json.dumps(control.ending["failure"])
+        run.state = RunState.UNDOING
+        await ending.go_on(ctx)
+        return None
+    if command.skip_undo:
+        return IllegalTransition(
+            "no step of the run failed to be undone", metadata={"state": ctx.state.name, "event": RunEvent.RETRY.name}
+        )
+    if run.state == RunState.BLOCKED:
+        control.blocked = False
+        run.failure = None
+        ctx.event(EventType.RUN_RETRIED, detail={"reason": command.reason})
+        _hint(ctx, await ctx.read("unblock", run.run_id))
+        return None
+    if (refused := await _cannot_go_on(ctx)) is not None:
+        return refused
+    await _go_on_again(ctx, command.reason)
+    return None
+
+
+async def _cannot_go_on(ctx: RunContext) -> FencepostError | None:
+    """Why a FAILED run can't be retried; else it holds its dedupe key again."""
+    control, run = ctx.control, ctx.run
+    if control.undone:
+        return AlreadyUndone("steps of the run were undone")
+    if control.parent is not None:
+        return ParentDecided(f"the parent run {control.parent[0]} was told of the failure")
+    if control.ending is None or not control.ending["retryable"]:
+        return _illegal(ctx, RunEvent.RETRY)
+    if run.dedupe_key:
+        key = (run.namespace, run.workflow_id, run.dedupe_key)
+        print_ = fingerprint(run.workflow_id, comparable(await ctx.payload(Value(1, 0))))
+        if not await ctx.read("take_key", *key, run.run_id, run.definition_hash, print_):
+            rows = await ctx.read("key_holder", *key)
+            holder = rows[0][0] if rows else ""
+            return KeyTaken(
+                f"the dedupe key {run.dedupe_key!r} is held by run {holder}", metadata={"existing_run_id": holder}
+            )
+    return None
+
+
+async def _go_on_again(ctx: RunContext, reason: str) -> None:
+    control, run = ctx.control, ctx.run
+    control.ending = None
+    run.failure = run.ended_at = None
+    run.state = RunState.RUNNING
+    ctx.event(EventType.RUN_RETRIED, detail={"reason": reason})
+    stopped = [json.loads(row[0]) for row in await ctx.read("stopped", run.run_id)]
+    ctx.changes.rows.add("delete_stopped", run.run_id)
+    ctx.changes.rows.add("restart_timers", run.run_id)
+    ctx.changes.timers.append(ctx.now)
+    for what in stopped:
+        if "task" in what:
+            _restart(ctx, restarted_task(what["task"], ctx.now))
+        else:
+            ((direction, (index, scope, item, seq, size)),) = what.items()
+            go = ctx.enter if direction == "enter" else ctx.leave
+            go(index, Place(scope, item), Value(seq, size))
+    await flow.pump(ctx)
+    await _take_signals(ctx)
+
+
+def _restart(ctx: RunContext, task: TaskRow) -> None:
+    """A step that was stopped is ready again; its checkpoint and what it was told before stay."""
+    offering.put(ctx, task)
+    ctx.changes.rows.add(
+        "restore_task", task.run_id, task.task_id, task.checkpoint_number, task.last_failure, task.feedback,
+        task.outcomes, task.token,
+    )  # fmt: skip
+    ctx.ready(task)
+    node = ctx.graph.nodes[task.node_index]
+    steps.start_timeouts(ctx, node, task.task_id, TOP)
+
+
+async def _remove(ctx: RunContext) -> None:
+    """The definition of the run was removed: its steps are fenced off at once, what they did is undone (I9)."""
+    if ctx.is_ending:
+        await ending.fence_tasks(ctx)
+        return
+    message = f"definition {ctx.run.definition_hash.hex()} of workflow {ctx.run.workflow_id!r} was removed"
+    failure = Failure(FailureKind.PERMANENT, "DEFINITION_REMOVED", message)
+    await ending.begin(ctx, RunState.FAILED, failure, fence=True)
+
+
+# Timers
+
+
+async def fire(ctx: RunContext, fire: Fire) -> None:
+    """A timer is due: it acts, or waits for the end of a pause. One that is gone, or whose run ends, does nothing."""
+    rows = await ctx.read("timer", ctx.run.run_id, fire.seq, fire.kind)
+    if not rows:
+        return
+    timer = TimerRow(*rows[0])
+    if timer.fire_at > ctx.now:
+        return
+    verdict = ctx.verdict(RunEvent.TIMER)
+    changes = ctx.changes.rows
+    if verdict is Verdict.LATER:
+        changes.add("park_timer", timer.run_id, timer.seq, timer.kind)
+        if timer.kind not in (TimerKind.QUEUE_TIMEOUT, TimerKind.TOTAL_TIMEOUT):
+            _fired(ctx, timer)
+        return
+    changes.add("delete_timer", timer.run_id, timer.seq, timer.kind)
+    if verdict is Verdict.ACT:
+        await _due(ctx, timer)
+        await flow.pump(ctx)
+        ctx.settle()
+
+
+def _fired(ctx: RunContext, timer: TimerRow) -> None:
+    where = json.loads(timer.place)
+    of_run = timer.kind in (TimerKind.RUN_TIMEOUT, TimerKind.START_DELAY)
+    ctx.event(
+        EventType.TIMER_FIRED, node_index=None if of_run else where["node"], task_id=timer.seq,
+        detail={"kind": timer.kind}, place=Place(where["scope"], where["item"]),
+    )  # fmt: skip
+
+
+async def _due(ctx: RunContext, timer: TimerRow, *, recorded: bool = False) -> None:
+    """What a timer does. ``recorded``: that it fired is an event already."""
+    where = json.loads(timer.place)
+    node = ctx.graph.nodes[where["node"]]
+    place, value = Place(where["scope"], where["item"]), Value(where["seq"], where["size"])
+    kind = TimerKind(timer.kind)
+    control = ctx.control
+    if kind in (TimerKind.QUEUE_TIMEOUT, TimerKind.TOTAL_TIMEOUT):
+        await _step_timed_out(ctx, timer, kind, where["task"])
+        return
+    if not recorded:
+        _fired(ctx, timer)
+    if kind is TimerKind.SLEEP:
+        control.open_waits -= 1
+        control.began = True
+        ctx.leave(node.index, place, value)
+    elif kind is TimerKind.START_DELAY:
+        control.open_waits -= 1
+        ctx.enter(0, TOP, value)
+    elif kind is TimerKind.SIGNAL_TIMEOUT:
+        signal = node.node
+        name, seconds = getattr(signal, "signal", ""), getattr(signal, "timeout_seconds", 0.0)
+        ctx.changes.rows.add("delete_wait", ctx.run.run_id, timer.seq, name)
+        control.open_waits -= 1
+        message = f"no signal {name!r} came in {seconds:g} s"
+        await ending.fail_node(ctx, node, place, value, "SIGNAL_TIMEOUT", message)
+    else:
+        message = f"the run took longer than {where['ms'] / 1000:g} s"
+        failure = Failure(FailureKind.PERMANENT, "RUN_TIMEOUT", message)
+        await ending.begin(ctx, RunState.FAILED, failure)
+
+
+async def _step_timed_out(ctx: RunContext, timer: TimerRow, kind: TimerKind, task_id: int) -> None:
+    rows = await ctx.read("open_task", ctx.run.run_id, task_id)
+    if not rows:
+        return
+    task = TaskRow(*rows[0])
+    if kind is TimerKind.QUEUE_TIMEOUT and (task.attempt > 0 or task.lease_session is not None):
+        return
+    _fired(ctx, timer)
+    step = ctx.graph.nodes[task.node_index].node
+    assert isinstance(step, StepNode)  # only steps have these timeouts
+    seconds = step.queue_timeout_seconds if kind is TimerKind.QUEUE_TIMEOUT else step.total_timeout_seconds
+    await steps.timed_out(ctx, task, kind, seconds or 0.0)

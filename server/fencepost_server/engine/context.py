@@ -1,0 +1,324 @@
+"""One run under decision: its rows, its history's next number, and how the deciding code asks for more.
+
+The code that decides is written as coroutines that do no I/O. What it needs to see beyond the locked rows it awaits
+with ``read``; engine.commit answers the needs of all runs of a batch in one round trip, after it has written what was
+decided so far, so that what is read is always what has been decided.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from fencepost_server.domain.graph import Graph, Work
+from fencepost_server.domain.jsontext import parse
+from fencepost_server.domain.model import (
+    Ended,
+    EventType,
+    Failure,
+    Payload,
+    RunRow,
+    RunState,
+    TaskKind,
+    TaskRow,
+    TimerKind,
+)
+from fencepost_server.domain.rows import TOP, Control, Place, ScopeRow, TaskExtra
+from fencepost_server.domain.transitions import RunEvent, Verdict, verdict
+from fencepost_server.engine.changes import Changes, Eager, Limits, Ready
+from fencepost_server.engine.operations import MessageKind, Report
+from fencepost_server.store.extras import Need
+
+Rows = list[tuple[Any, ...]]
+
+
+class _Reading:
+    """What ``await`` hands to whoever drives the coroutine: a need, for which it gets rows."""
+
+    __slots__ = ("_need",)
+
+    def __init__(self, need: Need) -> None:
+        self._need = need
+
+    def __await__(self) -> Generator[Need, Rows, Rows]:
+        rows = yield self._need
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What all runs of a batch share."""
+
+    now: datetime
+    epoch: int
+    hold_until: datetime
+    limits: Limits
+    random: Callable[[], float]
+    eager: Eager
+    changes: Changes
+
+
+class Value:
+    """A value on its way from one node to the next: the event that holds it, its size, and itself once it was read."""
+
+    __slots__ = ("payload", "seq", "size")
+
+    def __init__(self, seq: int, size: int, payload: Payload | None = None) -> None:
+        self.seq = seq
+        self.size = size
+        self.payload = payload
+
+
+@dataclass(slots=True)
+class RunContext:
+    """One run of a batch. ``tasks`` has the locked ones by id, ``ended`` how those that are gone ended."""
+
+    env: Environment
+    run: RunRow
+    graph: Graph
+    tasks: dict[int, TaskRow] = field(default_factory=dict)
+    ended: dict[int, Ended] = field(default_factory=dict)
+    report: Report | None = None
+    """The report under way: its session may take the next step."""
+    took_slot: bool = False
+    """The slot that the report freed is taken."""
+    todo: deque[tuple[bool, int, Place, Value]] = field(default_factory=deque)
+    """Nodes to enter (True) or to leave (False): a queue rather than a recursion, because a map may have thousands."""
+    _control: Control | None = None
+    _loaded: bool = False
+    _scopes: dict[int, ScopeRow] = field(default_factory=dict)
+    _payloads: dict[int, Payload] = field(default_factory=dict)
+
+    # What is known
+
+    @property
+    def now(self) -> datetime:
+        """The one time of the batch."""
+        return self.env.now
+
+    @property
+    def changes(self) -> Changes:
+        """Of the whole batch."""
+        return self.env.changes
+
+    @property
+    def state(self) -> RunState:
+        """Of the run."""
+        return RunState(self.run.state)
+
+    @property
+    def plain(self) -> Control | None:
+        """The control of the run if it has any: a plain sequence has none."""
+        if not self._loaded:
+            self._loaded = True
+            self._control = None if self.run.control is None else Control.from_json(self.run.control)
+        return self._control
+
+    @property
+    def control(self) -> Control:
+        """The control of the run; a plain sequence gets one, with the one step that is open."""
+        if self.plain is None:
+            began = self.run.state != RunState.PENDING
+            steps = 0 if self.state.final else 1
+            self._control = Control(open_steps=steps, began=began, blocked=self.run.state == RunState.BLOCKED)
+        assert self._control is not None  # made above
+        return self._control
+
+    def verdict(self, event: RunEvent) -> Verdict:
+        """What an event does to the run as it is."""
+        undo_failed = self.plain is not None and self.control.undo_failed
+        return verdict(self.state, event, undo_failed=undo_failed)
+
+    def work(self, task: TaskRow, extra: TaskExtra) -> Work:
+        """What a task is made of."""
+        return self.graph.work(task.node_index, undo=extra.kind is TaskKind.UNDO)
+
+    @property
+    def is_ending(self) -> bool:
+        """Nothing new is begun any more."""
+        return self.plain is not None and self.control.ending is not None
+
+    # What has to be read
+
+    async def read(self, statement: str, *key: Any) -> Rows:
+        """Rows of a statement of extra.sql."""
+        return await _Reading(Need(statement, key))
+
+    async def payload(self, value: Value) -> Payload:
+        """The payload of a value."""
+        if value.payload is None:
+            value.payload = self._payloads.get(value.seq)
+        if value.payload is None:
+            value.payload = await self.payload_of(self.run.run_id, value.seq)
+        return value.payload
+
+    async def payload_of(self, run_id: str, seq: int) -> Payload:
+        """The payload of an event of any run: events never change."""
+        rows = await self.read("payload", run_id, seq)
+        return _payload(*rows[0]) if rows else Payload()
+
+    async def json(self, value: Value) -> object:
+        """A value as jsontext.parse gives it. Raises NotJson for a binary one."""
+        payload = await self.payload(value)
+        if payload.binary is not None:
+            raise NotJson("the value is binary")
+        return parse(payload.json or "null")
+
+    def keep(self, seq: int, payload: Payload) -> None:
+        """Remember a payload for the rest of the batch."""
+        self._payloads[seq] = payload
+
+    async def scope(self, scope_id: int) -> ScopeRow:
+        """An open scope. It is read once a batch: whoever holds the run is alone with it."""
+        scope = self._scopes.get(scope_id)
+        if scope is None:
+            rows = await self.read("scope", self.run.run_id, scope_id)
+            scope = self._scopes[scope_id] = ScopeRow(*rows[0])
+        return scope
+
+    def open_scope(self, scope: ScopeRow) -> None:
+        """A new scope."""
+        self._scopes[scope.scope_id] = scope
+        self.control.extras = True
+        self.changes.rows.add(
+            "insert_scope", scope.run_id, scope.scope_id, scope.node_index, scope.total, scope.done, scope.next_item,
+            scope.item_bytes, scope.output_bytes, scope.parent_scope, scope.parent_item,
+        )  # fmt: skip
+
+    def change_scope(self, scope: ScopeRow) -> None:
+        """Its counters are to be written."""
+        self.changes.rows.changed_scopes[scope.run_id, scope.scope_id] = scope
+
+    def close_scope(self, scope: ScopeRow) -> None:
+        """Its join is done."""
+        self._scopes.pop(scope.scope_id, None)
+        self.changes.rows.changed_scopes.pop((scope.run_id, scope.scope_id), None)
+        self.changes.rows.add("delete_scope", scope.run_id, scope.scope_id)
+
+    # What is decided
+
+    def enter(self, index: int, place: Place, value: Value) -> None:
+        """A node is to begin with a value."""
+        self.todo.append((True, index, place, value))
+
+    def leave(self, index: int, place: Place, value: Value) -> None:
+        """A node has ended with a value."""
+        self.todo.append((False, index, place, value))
+
+    def start_timer(
+        self, seq: int, kind: TimerKind, fire_at: datetime, index: int, place: Place, value: Value, **more: int
+    ) -> None:
+        """Something is due at a time. ``place`` in its row has all that is needed then, ``more`` is added to it."""
+        self.control.extras = True
+        where = {"node": index, "scope": place.scope, "item": place.item, "seq": value.seq, "size": value.size, **more}
+        row = (self.run.run_id, seq, kind, self.run.namespace, fire_at, json.dumps(where))
+        self.changes.rows.add("insert_timer", *row)
+        self.changes.timers.append(fire_at)
+
+    def event(
+        self,
+        kind: EventType,
+        *,
+        node_index: int | None = None,
+        task_id: int | None = None,
+        token: int | None = None,
+        attempt: int | None = None,
+        input_seq: int | None = None,
+        digest: bytes | None = None,
+        payload: Payload | None = None,
+        detail: dict[str, Any] | None = None,
+        place: Place = TOP,
+    ) -> int:
+        """Append to the run's history; returns the event's number. Time never runs backwards in a history."""
+        run = self.run
+        seq = run.next_seq
+        run.next_seq = seq + 1
+        run.last_event_at = max(run.last_event_at, self.env.now)
+        json_text, binary, metadata = (
+            (None, None, None) if payload is None else (payload.json, payload.binary, payload.metadata)
+        )
+        if place != TOP:
+            detail = {**(detail or {}), "scope": place.scope, "item": place.item}
+        self.changes.rows.events.append(
+            (run.run_id, seq, kind, run.last_event_at, node_index, task_id, token, attempt, input_seq, digest,
+             json_text, binary, metadata, None if detail is None else json.dumps(detail))
+        )  # fmt: skip
+        self.touch()
+        return seq
+
+    def touch(self) -> None:
+        """The run's row is to be written."""
+        run_id, rows = self.run.run_id, self.changes.rows
+        self.changes.changed.add(run_id)
+        if run_id not in rows.new_runs:
+            rows.changed_runs[run_id] = self.run
+
+    def settle(self) -> None:
+        """After an operation: what state the run is in, and its control as it is stored."""
+        control = self.plain
+        run = self.run
+        if control is None or (self.state.final and run.ended_at is None):
+            return
+        if run.state in (RunState.PENDING, RunState.RUNNING, RunState.WAITING, RunState.BLOCKED, RunState.PAUSED):
+            run.state = _open_state(control)
+        text = None if self.state.final and control.ending is None and control.parent is None else control.to_json()
+        if text != run.control:
+            run.control = text
+            self.touch()
+
+    def ready(self, task: TaskRow, delay: float = 0.0) -> None:
+        """Somebody may take a task, now or later."""
+        self.changes.ready.append(Ready(self.run.namespace, task.queue, task.handler, task.priority, delay))
+
+    def remove_task(self, task: TaskRow, *, keep_checkpoint: bool = False) -> None:
+        """A task is over."""
+        key = (task.run_id, task.task_id)
+        self.tasks.pop(task.task_id, None)
+        rows = self.changes.rows
+        rows.changed_tasks.pop(key, None)
+        rows.gone_tasks.append(key)
+        if task.checkpoint_number and not keep_checkpoint:
+            rows.add("delete_checkpoint", *key)
+
+    def send(self, target: str, kind: MessageKind, seq: int, body: dict[str, Any]) -> None:
+        """Tell another run something, by the outbox: it is delivered once, after this commit."""
+        row = (target, kind, self.run.run_id, seq, self.run.namespace, json.dumps(body))
+        self.changes.rows.add("insert_message", *row)
+        self.changes.messages = True
+
+    def revoke(self, task: TaskRow, reason: str) -> None:
+        """Tell the holder of a lease, if there is one, that it is gone."""
+        if task.lease_session is not None:
+            self.changes.revoked.append((task.lease_session, task.run_id, task.task_id, task.token, reason))
+
+
+class NotJson(ValueError):
+    """A decision needs to look into a value that is binary."""
+
+
+def _payload(json_text: str | None, binary: bytes | None, metadata: str | None) -> Payload:
+    return Payload(json_text, None if binary is None else bytes(binary), metadata)
+
+
+def payload_of_row(row: Sequence[Any]) -> Payload:
+    """A payload from three columns."""
+    return _payload(row[0], row[1], row[2])
+
+
+def _open_state(control: Control) -> RunState:
+    if control.paused:
+        return RunState.PAUSED
+    if control.blocked:
+        return RunState.BLOCKED
+    if control.open_steps == 0 and (control.open_waits or control.open_children):
+        return RunState.WAITING
+    return RunState.RUNNING if control.began else RunState.PENDING
+
+
+def failure_json(failure: Failure) -> Any:
+    """A failure as details of events have it."""
+    return json.loads(failure.to_json())

@@ -1,0 +1,251 @@
+"""How a run ends: ENDING, while steps and children that are under way finish or are stopped, then UNDOING, if anything
+can be undone, then a final state (semantics: ends). The first cause wins.
+
+What a FAILED run would have gone on with is kept, for RetryRun; of all others nothing is left but their history.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from fencepost_server.domain.graph import GraphNode
+from fencepost_server.domain.model import (
+    EventType,
+    Failure,
+    FailureKind,
+    RunState,
+    TaskKind,
+    TaskRow,
+    TimerKind,
+    next_token,
+)
+from fencepost_server.domain.nodes import ChildNode, StepNode
+from fencepost_server.domain.rows import ChildRow, Control, Place, TaskExtra, stopped_task
+from fencepost_server.engine import undoing
+from fencepost_server.engine.context import RunContext, Value, failure_json
+from fencepost_server.engine.operations import MessageKind
+
+_NOT_RETRYABLE = ("RUN_TIMEOUT", "DEFINITION_REMOVED")
+
+
+async def fail_node(ctx: RunContext, node: GraphNode, place: Place, value: Value, code: str, message: str) -> None:
+    """A node that is no step can't go on: the run ends, and a retry enters the node again."""
+    await fail_node_with(ctx, node, place, value, Failure(FailureKind.PERMANENT, code, message, None, node.id))
+
+
+async def fail_node_with(ctx: RunContext, node: GraphNode, place: Place, value: Value, failure: Failure) -> None:
+    """As ``fail_node``, with the whole failure."""
+    ctx.event(EventType.NODE_FAILED, node_index=node.index, detail={"failure": failure_json(failure)}, place=place)
+    await begin(ctx, RunState.FAILED, failure, stopped=(node.index, place, value))
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """A step that has failed for good, in event ``seq``."""
+
+    seq: int
+    task: TaskRow
+    extra: TaskExtra
+
+
+async def begin(
+    ctx: RunContext,
+    state: RunState,
+    failure: Failure,
+    *,
+    grace: float | None = None,
+    fence: bool = False,
+    over: Over | None = None,
+    stopped: tuple[int, Place, Value] | None = None,
+) -> None:
+    """The run is to end as ``state``, unless it is ending already. Steps under way have a grace; with ``fence`` they
+    lose their leases at once. ``over`` is the step and ``stopped`` the node that this comes from: a retry goes on
+    there.
+    """
+    control = ctx.control
+    first = control.ending is None
+    retryable = state is RunState.FAILED and failure.code not in _NOT_RETRYABLE
+    if first:
+        failure = replace(failure, feedback=None)
+        ctx.run.failure = failure.to_json()
+        ctx.run.state = RunState.ENDING
+        control.ending = {"state": int(state), "failure": failure_json(failure), "retryable": retryable}
+        control.paused = control.blocked = False
+    if over is not None:
+        step_over(ctx, ctx.graph.nodes[over.task.node_index], over.seq, over.task, over.extra)
+    if stopped is not None:
+        stop_at(ctx, *stopped, entering=True)
+    if first:
+        grace = ctx.env.limits.cancel_grace if grace is None else grace
+        if control.open_steps or control.open_children or control.undos:
+            detail = {"state": int(state), "failure": failure_json(failure), "grace": grace}
+            ctx.event(EventType.RUN_ENDING, detail=detail)
+        if control.open_steps:
+            reason = "RUN_CANCELLED" if state is RunState.CANCELLED else "RUN_ENDED"
+            await _stop_tasks(ctx, 0.0 if fence else grace, reason)
+        if control.extras:
+            await _stop_extras(ctx, control, retryable=retryable)
+    await go_on(ctx)
+
+
+async def fence_tasks(ctx: RunContext) -> None:
+    """The definition was removed while the run was ending: its grace is over (I9)."""
+    await _stop_tasks(ctx, 0.0, "RUN_ENDED")
+    await go_on(ctx)
+
+
+async def _stop_tasks(ctx: RunContext, grace: float, reason: str) -> None:
+    """Nobody gets a task any more; who has one is asked to stop, and has ``grace`` seconds for it."""
+    for row in await ctx.read("open_tasks", ctx.run.run_id):
+        task = TaskRow(*row)
+        extra = TaskExtra.from_json(task.extra)
+        if extra.kind is TaskKind.UNDO:
+            continue
+        if task.lease_session is None or grace <= 0:
+            ctx.revoke(task, reason)
+            cancelled(ctx, task, extra)
+            continue
+        deadline = ctx.now + timedelta(seconds=grace)
+        ctx.changes.rows.add("cancel_task", task.run_id, task.task_id, deadline, reason)
+        ctx.changes.cancelled.append((task.lease_session, task.run_id, task.task_id, task.token, reason, grace))
+
+
+def cancelled(ctx: RunContext, task: TaskRow, extra: TaskExtra) -> None:
+    """An open step is over, because its run is."""
+    node = ctx.graph.nodes[task.node_index]
+    seq = ctx.event(
+        EventType.STEP_CANCELLED, node_index=task.node_index, task_id=task.task_id, token=task.token or None,
+        place=extra.place,
+    )  # fmt: skip
+    step_over(ctx, node, seq, task, extra)
+
+
+def step_over(ctx: RunContext, node: GraphNode, seq: int, task: TaskRow, extra: TaskExtra) -> None:
+    """A step has ended in event ``seq`` without completing: its task goes, and what a retry or an undo needs stays."""
+    undoing.could_have_acted(ctx, node, seq, task, extra.place)
+    stop_timeouts(ctx, node, task)
+    control = ctx.control
+    retryable = control.ending is not None and control.ending["retryable"]
+    ctx.remove_task(task, keep_checkpoint=retryable)
+    control.open_steps -= 1
+    if retryable:
+        control.extras = True
+        task.token = next_token(task.token, ctx.env.epoch)
+        ctx.changes.rows.add("insert_stopped", task.run_id, task.task_id, stopped_task(task))
+
+
+def stop_timeouts(ctx: RunContext, node: GraphNode, task: TaskRow) -> None:
+    """The timeouts of a step that has ended."""
+    for kind, _seconds in timeouts(node):
+        ctx.changes.rows.add("delete_timer", task.run_id, task.task_id, kind)
+
+
+def timeouts(node: GraphNode) -> list[tuple[TimerKind, float]]:
+    """Those of a step as a whole, in seconds."""
+    step = node.node
+    if not isinstance(step, StepNode):
+        return []
+    both = (
+        (TimerKind.QUEUE_TIMEOUT, step.queue_timeout_seconds),
+        (TimerKind.TOTAL_TIMEOUT, step.total_timeout_seconds),
+    )
+    return [(kind, seconds) for kind, seconds in both if seconds is not None]
+
+
+async def _stop_extras(ctx: RunContext, control: Control, *, retryable: bool) -> None:
+    """Timers stop, children are told."""
+    ctx.changes.rows.add("stop_timers", ctx.run.run_id)
+    if control.open_children:
+        await _end_children(ctx, terminate=False)
+    if not retryable:
+        control.open_waits = 0
+
+
+async def _end_children(ctx: RunContext, *, terminate: bool) -> None:
+    """Each open child is cancelled, terminated or left alone, as its node says. With ``terminate`` the run does not
+    wait for what becomes of it.
+    """
+    control = ctx.control
+    for row in await ctx.read("children", ctx.run.run_id):
+        child = ChildRow(*row)
+        node = ctx.graph.nodes[json.loads(child.place)["node"]].node
+        assert isinstance(node, ChildNode)  # children are started by such nodes
+        if node.on_parent_end == "abandon":
+            ctx.changes.rows.add("delete_child", child.run_id, child.seq)
+            control.open_children -= 1
+            continue
+        kind = MessageKind.TERMINATE_CHILD if node.on_parent_end == "terminate" else MessageKind.CANCEL_CHILD
+        if terminate:
+            control.open_children -= 1
+        ctx.send(child.child_run_id, kind, child.seq, {"parent_seq": child.seq})
+
+
+async def go_on(ctx: RunContext) -> None:
+    """Of a run that is ending: when nothing is under way any more, undo what there is to undo, then end."""
+    control = ctx.control
+    if control.ending is None or control.open_steps or control.open_children or control.undo_failed:
+        return
+    if control.undos:
+        if control.ending["retryable"]:
+            control.ending["retryable"] = False
+            ctx.changes.rows.add("delete_stopped", ctx.run.run_id)
+        await undoing.next_one(ctx)
+        return
+    state = RunState(control.ending["state"])
+    ctx.run.failure = json.dumps(control.ending["failure"])
+    kind = EventType.RUN_CANCELLED if state is RunState.CANCELLED else EventType.RUN_FAILED
+    ctx.event(kind, detail={"failure": control.ending["failure"]})
+    end(ctx, state)
+
+
+def stop_at(ctx: RunContext, index: int, place: Place, value: Value, *, entering: bool) -> None:
+    """What the run would have gone on with, had it not ended: a retry does."""
+    ending = ctx.control.ending
+    if ending is None or not ending["retryable"]:
+        return
+    what = {"enter" if entering else "leave": [index, place.scope, place.item, value.seq, value.size]}
+    # Its key: a number that no other stopped row of the run has. Tasks have theirs, these have numbers below zero.
+    ctx.control.stops += 1
+    ctx.control.extras = True
+    ctx.changes.rows.add("insert_stopped", ctx.run.run_id, -ctx.control.stops, json.dumps(what))
+
+
+async def terminate(ctx: RunContext, reason: str) -> None:
+    """The run ends at once: leases are gone, nothing is undone."""
+    control = ctx.control
+    if control.open_steps:
+        for row in await ctx.read("open_tasks", ctx.run.run_id):
+            task = TaskRow(*row)
+            ctx.revoke(task, "RUN_TERMINATED")
+            ctx.remove_task(task)
+        control.open_steps = 0
+    if control.open_children:
+        await _end_children(ctx, terminate=True)
+    control.ending = None
+    ctx.run.failure = Failure(FailureKind.PERMANENT, "RUN_TERMINATED", reason or "terminated").to_json()
+    ctx.event(EventType.RUN_TERMINATED, detail={"reason": reason})
+    end(ctx, RunState.TERMINATED)
+
+
+def end(ctx: RunContext, state: RunState) -> None:
+    """The run is over: its parent is told, its dedupe key is free again."""
+    run = ctx.run
+    run.state = state
+    run.ended_at = run.last_event_at
+    ctx.todo.clear()
+    if run.dedupe_key:
+        ctx.changes.freed_keys.append(run)
+    ctx.changes.ended.append(run.run_id)
+    control = ctx.plain
+    if control is None:
+        return
+    keep = state is RunState.FAILED and control.ending is not None and control.ending["retryable"]
+    if control.extras and not keep:
+        ctx.changes.rows.add("clear_ended", run.run_id)
+    if control.parent is not None:
+        parent, parent_seq = control.parent
+        failure = None if run.failure is None else json.loads(run.failure)
+        body = {"parent_seq": parent_seq, "state": int(state), "output_seq": run.output_seq, "failure": failure}
+        ctx.send(parent, MessageKind.CHILD_ENDED, run.next_seq - 1, body)

@@ -1,0 +1,101 @@
+"""Putting a task where workers find it: leased to the session that has just ended the work before it, or ready for a
+claim.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from fencepost_server.domain.graph import GraphNode, Work
+from fencepost_server.domain.model import PARKED_UNTIL, LeasedTask, Payload, TaskRow, next_token
+from fencepost_server.domain.rows import TaskExtra
+from fencepost_server.engine.changes import NewTask
+from fencepost_server.engine.context import RunContext, Value
+
+
+def offer(
+    ctx: RunContext,
+    node: GraphNode,
+    work: Work,
+    task_id: int,
+    value: Value,
+    extra: TaskExtra,
+    *,
+    token: int = 0,
+    undo_output: Payload | None = None,
+) -> None:
+    """A new task. It is leased at once if whoever reported can take it and its input is at hand; nobody gets it while
+    the run is paused. ``token`` is the last one of what it goes on from (I3).
+    """
+    row = TaskRow(
+        ctx.run.run_id, task_id, work.queue, work.handler, ctx.run.priority, node.index, value.seq, value.size, ctx.now,
+        0, 0, 0, 0, token, work.lease_ms, work.timeout_ms, None, None, None, extra=extra.to_json(),
+    )  # fmt: skip
+    put(ctx, row)
+    if row.resume_at is not None:
+        return
+    depth = None if value.payload is None else _eager(ctx, work)
+    if depth is None:
+        ctx.ready(row)
+        return
+    report = ctx.report
+    assert report is not None  # who takes the next task has reported one
+    assert report.session is not None  # over its stream
+    assert value.payload is not None  # only what is at hand is leased at once
+    _lease(ctx, row, report.session.session_id)
+    ctx.changes.leased.append(
+        (
+            report.session,
+            LeasedTask(
+                row.run_id, task_id, row.token, ctx.run.namespace, ctx.run.workflow_id, ctx.run.definition_hash,
+                work.handler, work.queue, row.priority, node.id, 1, work.lease_ms / 1000,
+                None if work.timeout_ms is None else work.timeout_ms / 1000, value.payload, None, ctx.run.user_id,
+                depth, report.frame_id, extra.kind, None, undo_output, extra.unfinished,
+            ),
+        )
+    )  # fmt: skip
+
+
+def put(ctx: RunContext, row: TaskRow) -> None:
+    """Insert a task: nobody's yet, and parked while the run is paused."""
+    control = ctx.plain
+    if control is not None:
+        control.open_steps += 1
+        if control.paused:
+            row.resume_at, row.visible_at = row.visible_at, PARKED_UNTIL
+    ctx.changes.rows.new_tasks.append(NewTask(row, ctx.run.namespace))
+
+
+def _eager(ctx: RunContext, work: Work) -> int | None:
+    """Once an operation: the report frees one slot."""
+    report = ctx.report
+    if report is None or ctx.took_slot:
+        return None
+    depth = ctx.env.eager(report, ctx.run, work.queue, work.handler)
+    if depth is not None:
+        ctx.took_slot = True
+    return depth
+
+
+def _lease(ctx: RunContext, row: TaskRow, session_id: str) -> None:
+    row.attempt = 1
+    row.token = next_token(row.token, ctx.env.epoch)
+    row.lease_session = session_id
+    lease_ms = row.lease_ms
+    if row.timeout_ms is not None:
+        row.attempt_deadline_at = ctx.now + timedelta(milliseconds=row.timeout_ms)
+        lease_ms = min(lease_ms, row.timeout_ms)
+    row.lease_expires_at = ctx.now + timedelta(milliseconds=lease_ms)
+
+
+def back_to_ready(ctx: RunContext, task: TaskRow, delay: float | None) -> None:
+    """A task is nobody's again, under another token, from ``task.visible_at`` on (``delay`` None: never)."""
+    task.token = next_token(task.token, ctx.env.epoch)
+    task.lease_session = task.lease_expires_at = task.attempt_deadline_at = None
+    control = ctx.plain
+    if control is not None and control.paused and delay is not None:
+        task.resume_at, task.visible_at = task.visible_at, PARKED_UNTIL
+        delay = None
+    ctx.changes.rows.changed_tasks[task.run_id, task.task_id] = task
+    if delay is not None:
+        ctx.ready(task, delay)

@@ -1,0 +1,377 @@
+-- What runs have beyond their open steps: read when a decision needs it, under the lock of its run, and written with the batch.
+-- Each statement serves all runs of a batch: a, b, c … are the columns of what is asked for or written.
+
+-- name: payload
+-- index: event_pkey
+select k.ord, e.payload, e.payload_binary, e.payload_metadata
+from unnest(%(a)s, %(b)s) with ordinality k(a, b, ord)
+cross join lateral (select * from event e where e.run_id = k.a and e.seq = k.b offset 0) e;
+
+-- name: scope
+-- index: scope_pkey
+select k.ord, s.*
+from unnest(%(a)s, %(b)s) with ordinality k(a, b, ord)
+cross join lateral (
+    select run_id, scope_id, node_index, total, done, next_item, item_bytes, output_bytes, parent_scope, parent_item
+    from scope s where s.run_id = k.a and s.scope_id = k.b offset 0
+) s;
+
+-- name: outputs
+-- The outputs of all branches or items of a scope, in order. Read once, by the join. index: output_pkey, event_pkey
+select k.ord, o.item, e.payload, e.payload_binary
+from unnest(%(a)s, %(b)s) with ordinality k(a, b, ord)
+cross join lateral (
+    select item, seq from output o where o.run_id = k.a and o.scope_id = k.b and o.node_index = -1 offset 0
+) o
+cross join lateral (select * from event e where e.run_id = k.a and e.seq = o.seq offset 0) e
+order by k.ord, o.item;
+
+-- name: recorded
+-- Where the output of a node is. index: output_pkey
+select k.ord, o.seq
+from unnest(%(a)s, %(b)s, %(c)s, %(d)s) with ordinality k(a, b, c, d, ord)
+cross join lateral (
+    select seq from output o where o.run_id = k.a and o.scope_id = k.b and o.node_index = k.c and o.item = k.d offset 0
+) o;
+
+-- name: wait
+-- The first wait for a signal of that name. index: wait_pkey
+select k.ord, w.*
+from unnest(%(a)s, %(b)s) with ordinality k(a, b, ord)
+cross join lateral (
+    select run_id, seq, name, place from wait w where w.run_id = k.a and w.name = k.b order by w.seq limit 1
+) w;
+
+-- name: signal
+-- The first signal of that name that no wait has taken. index: signal_pkey, event_pkey
+select k.ord, s.seq, s.size
+from unnest(%(a)s, %(b)s) with ordinality k(a, b, ord)
+cross join lateral (
+    select s.seq, s.size from signal s where s.run_id = k.a and s.name = k.b order by s.seq limit 1
+) s;
+
+-- name: matches
+-- Waits and signals of the same name, each in order: what a pause has kept apart. index: wait_pkey, signal_pkey
+select k.ord, w.run_id, w.seq, w.name, w.place, s.seq, s.size
+from unnest(%(a)s) with ordinality k(a, ord)
+cross join lateral (
+    select *, row_number() over (partition by name order by seq) as n from wait where run_id = k.a offset 0
+) w
+cross join lateral (
+    select seq, size from (
+        select seq, size, row_number() over (order by seq) as n from signal s where s.run_id = k.a and s.name = w.name offset 0
+    ) s where s.n = w.n
+) s
+order by k.ord, w.seq;
+
+-- name: timer
+-- index: timer_pkey
+select k.ord, t.*
+from unnest(%(a)s, %(b)s, %(c)s) with ordinality k(a, b, c, ord)
+cross join lateral (
+    select run_id, seq, kind, namespace, fire_at, place from timer t
+    where t.run_id = k.a and t.seq = k.b and t.kind = k.c and not t.parked offset 0
+) t;
+
+-- name: fired_timers
+-- What fell due during a pause; taken out. locks: its rows, under the lock of the run. index: timer_pkey
+with fired as (
+    delete from timer t using unnest(%(a)s) with ordinality k(a, ord)
+    where t.run_id = any(%(a)s) and t.run_id = k.a and t.parked
+    returning k.ord, t.run_id, t.seq, t.kind, t.namespace, t.fire_at, t.place
+)
+select * from fired order by ord, seq;
+
+-- name: open_tasks
+-- locks: the tasks of runs that are locked. Claims and heartbeats that hold one commit at once, and never wait for a run.
+-- index: task_pkey
+select k.ord, t.run_id, t.task_id, t.queue, t.handler, t.priority, t.node_index, t.input_seq, t.input_bytes, t.visible_at,
+       t.attempt, t.operational_failures, t.corrective_failures, t.redeliveries, t.token, t.lease_ms, t.timeout_ms,
+       t.lease_session, t.lease_expires_at, t.attempt_deadline_at, t.last_failure, t.feedback, t.outcomes, t.extra,
+       t.checkpoint_number, t.resume_at
+from unnest(%(a)s) with ordinality k(a, ord)
+cross join lateral (select * from task t where t.run_id = k.a order by t.task_id for update) t;
+
+-- name: open_task
+-- locks: one task of a run that is locked. index: task_pkey
+select k.ord, t.run_id, t.task_id, t.queue, t.handler, t.priority, t.node_index, t.input_seq, t.input_bytes, t.visible_at,
+       t.attempt, t.operational_failures, t.corrective_failures, t.redeliveries, t.token, t.lease_ms, t.timeout_ms,
+       t.lease_session, t.lease_expires_at, t.attempt_deadline_at, t.last_failure, t.feedback, t.outcomes, t.extra,
+       t.checkpoint_number, t.resume_at
+from unnest(%(a)s, %(b)s) with ordinality k(a, b, ord)
+cross join lateral (select * from task t where t.run_id = k.a and t.task_id = k.b for update) t;
+
+-- name: park
+-- A pause: nobody may take a task until unpark. A task that is leased stays so; what a claim has just taken is left to it.
+-- locks: the ready tasks of runs that are locked. index: task_pkey
+with parked as (
+    update task t set resume_at = t.visible_at, visible_at = %(until)s
+    from unnest(%(a)s) with ordinality k(a, ord)
+    where t.run_id = any(%(a)s) and t.run_id = k.a and t.lease_session is null and t.visible_at < %(until)s
+    returning k.ord
+)
+select ord from parked;
+
+-- name: unpark
+-- The end of a pause. locks: the parked tasks of runs that are locked. index: task_pkey
+with unparked as (
+    update task t set visible_at = t.resume_at, resume_at = null
+    from unnest(%(a)s) with ordinality k(a, ord)
+    where t.run_id = any(%(a)s) and t.run_id = k.a and t.resume_at is not null
+    returning k.ord, t.namespace, t.queue, t.handler, t.priority, t.visible_at
+)
+select * from unparked order by ord;
+
+-- name: unblock
+-- Steps that nobody could begin get fresh attempts. locks: the parked tasks of runs that are locked. index: task_pkey
+with unparked as (
+    update task t set visible_at = %(now)s, attempt = 0, operational_failures = 0, corrective_failures = 0, redeliveries = 0
+    from unnest(%(a)s) with ordinality k(a, ord)
+    where t.run_id = any(%(a)s) and t.run_id = k.a and t.lease_session is null and t.resume_at is null
+      and t.visible_at = %(until)s
+    returning k.ord, t.namespace, t.queue, t.handler, t.priority, t.visible_at
+)
+select * from unparked order by ord;
+
+-- name: next_undo
+-- What is undone next: what may have acted without completing first, then in reverse order of completion. With its input and
+-- output, for an eager lease. index: undo_pkey, event_pkey
+select k.ord, u.run_id, u.of_seq, u.unfinished, u.node_index, u.task_id, u.input_seq, u.input_bytes, u.output_seq, u.token,
+       u.scope_id, u.item, e.payload, e.payload_binary, e.payload_metadata, o.payload, o.payload_binary, o.payload_metadata
+from unnest(%(a)s) with ordinality k(a, ord)
+cross join lateral (
+    (select * from undo u where u.run_id = k.a and u.unfinished order by u.of_seq desc limit 1)
+    union all
+    (select * from undo u where u.run_id = k.a order by u.of_seq desc limit 1)
+    limit 1
+) u
+cross join lateral (select * from event e where e.run_id = k.a and e.seq = u.input_seq offset 0) e
+left join lateral (select * from event o where o.run_id = k.a and o.seq = u.output_seq offset 0) o on true;
+
+-- name: stopped
+-- index: stopped_task_pkey
+select k.ord, s.row
+from unnest(%(a)s) with ordinality k(a, ord)
+cross join lateral (select row from stopped_task s where s.run_id = k.a order by s.task_id offset 0) s;
+
+-- name: child
+-- index: child_pkey
+select k.ord, c.run_id, c.seq, c.child_run_id, c.place
+from unnest(%(a)s, %(b)s) with ordinality k(a, b, ord)
+cross join lateral (select * from child c where c.run_id = k.a and c.seq = k.b offset 0) c;
+
+-- name: children
+-- index: child_pkey
+select k.ord, c.run_id, c.seq, c.child_run_id, c.place
+from unnest(%(a)s) with ordinality k(a, ord)
+cross join lateral (select * from child c where c.run_id = k.a order by c.seq offset 0) c;
+
+-- name: request
+-- index: request_pkey
+select k.ord, r.fingerprint, r.answer
+from unnest(%(a)s, %(b)s) with ordinality k(a, b, ord)
+cross join lateral (select * from request r where r.run_id = k.a and r.request_id = k.b offset 0) r;
+
+-- name: run_state
+-- Another run, as it is: not locked. index: run_pkey
+select k.ord, r.state, r.priority, r.user_id, r.control
+from unnest(%(a)s) with ordinality k(a, ord)
+cross join lateral (select * from run r where r.run_id = k.a offset 0) r;
+
+-- name: pending_start
+-- Is the start of a child still on its way? index: message_once
+select k.ord, m.message_id
+from unnest(%(a)s) with ordinality k(a, ord)
+cross join lateral (select message_id from message m where m.target_run = k.a and m.kind = 1 limit 1) m;
+
+-- name: key_holder
+-- The run that holds a dedupe key, locked until the commit. index: run_key_pkey
+select k.ord, r.run_id
+from unnest(%(a)s, %(b)s, %(c)s) with ordinality k(a, b, c, ord)
+cross join lateral (
+    select run_id from run_key r
+    where r.namespace = k.a and r.kind = 3 and r.workflow_id = k.b and r.user_id = '' and r.key = k.c for update
+) r;
+
+-- name: take_key
+-- A run that goes on holds its dedupe key again; one that another run has taken stays with that. index: run_key_pkey
+with taken as (
+    insert into run_key (namespace, kind, workflow_id, user_id, key, run_id, definition_hash, fingerprint, created)
+    select a, 3, b, '', c, d, e, f, true
+    from unnest(%(a)s, %(b)s, %(c)s, %(d)s, %(e)s, %(f)s) u(a, b, c, d, e, f)
+    on conflict on constraint run_key_pkey do nothing
+    returning namespace, workflow_id, key
+)
+select k.ord, true
+from unnest(%(a)s, %(b)s, %(c)s) with ordinality k(a, b, c, ord)
+join taken t on t.namespace = k.a and t.workflow_id = k.b and t.key = k.c;
+
+-- name: insert_attribute
+insert into run_attribute (run_id, key, value, namespace, created_at) select * from unnest(%(a)s, %(b)s, %(c)s, %(d)s, %(e)s);
+
+-- name: insert_timer
+insert into timer (run_id, seq, kind, namespace, fire_at, place)
+select a, b, c, d, e, f::json from unnest(%(a)s, %(b)s, %(c)s, %(d)s, %(e)s, %(f)s) u(a, b, c, d, e, f);
+
+-- name: delete_timer
+-- index: timer_pkey
+delete from timer t using unnest(%(a)s, %(b)s, %(c)s) k(a, b, c)
+where t.run_id = any(%(a)s) and t.run_id = k.a and t.seq = k.b and t.kind = k.c;
+
+-- name: park_timer
+-- It fell due during a pause: it acts at its end. index: timer_pkey
+update timer t set parked = true from unnest(%(a)s, %(b)s, %(c)s) k(a, b, c)
+where t.run_id = any(%(a)s) and t.run_id = k.a and t.seq = k.b and t.kind = k.c;
+
+-- name: stop_timers
+-- Their run ends: those of nodes wait for a retry, the others (of tasks and of the run) are over. index: timer_pkey
+with stopped as (
+    update timer set parked = true where run_id = any(%(a)s) and kind in (1, 2)
+)
+delete from timer where run_id = any(%(a)s) and kind not in (1, 2);
+
+-- name: restart_timers
+-- Their run goes on after a retry. index: timer_pkey
+update timer set parked = false where run_id = any(%(a)s);
+
+-- name: insert_wait
+insert into wait (run_id, seq, name, place) select a, b, c, d::json from unnest(%(a)s, %(b)s, %(c)s, %(d)s) u(a, b, c, d);
+
+-- name: delete_wait
+-- index: wait_pkey
+delete from wait w using unnest(%(a)s, %(b)s, %(c)s) k(a, b, c)
+where w.run_id = any(%(a)s) and w.run_id = k.a and w.seq = k.b and w.name = k.c;
+
+-- name: insert_signal
+insert into signal (run_id, seq, name, size) select * from unnest(%(a)s, %(b)s, %(c)s, %(d)s);
+
+-- name: delete_signal
+-- index: signal_pkey
+delete from signal s using unnest(%(a)s, %(b)s, %(c)s) k(a, b, c)
+where s.run_id = any(%(a)s) and s.run_id = k.a and s.seq = k.b and s.name = k.c;
+
+-- name: insert_scope
+insert into scope (run_id, scope_id, node_index, total, done, next_item, item_bytes, output_bytes, parent_scope, parent_item)
+select * from unnest(%(a)s, %(b)s, %(c)s, %(d)s, %(e)s, %(f)s, %(g)s, %(h)s, %(i)s, %(j)s);
+
+-- name: update_scope
+-- HOT. index: scope_pkey
+update scope s set done = k.c, next_item = k.d, output_bytes = k.e
+from unnest(%(a)s, %(b)s, %(c)s, %(d)s, %(e)s) k(a, b, c, d, e)
+where s.run_id = any(%(a)s) and s.run_id = k.a and s.scope_id = k.b;
+
+-- name: delete_scope
+-- A join is done: its counters and the places of its outputs go. index: scope_pkey, output_pkey
+with outputs as (
+    delete from output o using unnest(%(a)s, %(b)s) k(a, b)
+    where o.run_id = any(%(a)s) and o.run_id = k.a and o.scope_id = k.b
+)
+delete from scope s using unnest(%(a)s, %(b)s) k(a, b)
+where s.run_id = any(%(a)s) and s.run_id = k.a and s.scope_id = k.b;
+
+-- name: insert_output
+insert into output (run_id, scope_id, item, node_index, seq) select * from unnest(%(a)s, %(b)s, %(c)s, %(d)s, %(e)s)
+on conflict on constraint output_pkey do update set seq = excluded.seq;
+
+-- name: insert_child
+insert into child (run_id, seq, child_run_id, place)
+select a, b, c, d::json from unnest(%(a)s, %(b)s, %(c)s, %(d)s) u(a, b, c, d);
+
+-- name: delete_child
+-- index: child_pkey
+delete from child c using unnest(%(a)s, %(b)s) k(a, b) where c.run_id = any(%(a)s) and c.run_id = k.a and c.seq = k.b;
+
+-- name: insert_undo
+insert into undo (run_id, of_seq, unfinished, node_index, task_id, input_seq, input_bytes, output_seq, token, scope_id, item)
+select * from unnest(%(a)s, %(b)s, %(c)s, %(d)s, %(e)s, %(f)s, %(g)s, %(h)s, %(i)s, %(j)s, %(k)s);
+
+-- name: update_undo
+-- Its token goes on when it is tried again. index: undo_pkey
+update undo u set token = k.c from unnest(%(a)s, %(b)s, %(c)s) k(a, b, c)
+where u.run_id = any(%(a)s) and u.run_id = k.a and u.of_seq = k.b;
+
+-- name: delete_undo
+-- index: undo_pkey
+delete from undo u using unnest(%(a)s, %(b)s) k(a, b) where u.run_id = any(%(a)s) and u.run_id = k.a and u.of_seq = k.b;
+
+-- name: insert_message
+insert into message (target_run, kind, source_run, source_seq, namespace, body)
+select a, b, c, d, e, f::json from unnest(%(a)s, %(b)s, %(c)s, %(d)s, %(e)s, %(f)s) u(a, b, c, d, e, f)
+on conflict on constraint message_once do nothing;
+
+-- name: lock_messages
+-- locks: messages that are delivered now; those that another server delivers are left out. Taken after all locks of runs and
+-- tasks. index: message_pkey
+select message_id from message where message_id = any(%(ids)s) order by message_id for update skip locked;
+
+-- name: delete_message
+-- index: message_pkey
+delete from message where message_id = any(%(a)s);
+
+-- name: insert_request
+insert into request (run_id, request_id, fingerprint, answer)
+select a, b, c, d::json from unnest(%(a)s, %(b)s, %(c)s, %(d)s) u(a, b, c, d);
+
+-- name: insert_stopped
+insert into stopped_task (run_id, task_id, row) select a, b, c::json from unnest(%(a)s, %(b)s, %(c)s) u(a, b, c);
+
+-- name: delete_stopped
+-- index: stopped_task_pkey
+delete from stopped_task where run_id = any(%(a)s);
+
+-- name: restore_task
+-- A step that was stopped goes on: what its row had is put back into the new one. index: task_pkey
+update task t
+set checkpoint_number = k.c, last_failure = k.d::json, feedback = k.e::json, outcomes = k.f::json, token = k.g
+from unnest(%(a)s, %(b)s, %(c)s, %(d)s, %(e)s, %(f)s, %(g)s) k(a, b, c, d, e, f, g)
+where t.run_id = any(%(a)s) and t.run_id = k.a and t.task_id = k.b;
+
+-- name: save_checkpoint
+-- index: checkpoint_pkey, task_pkey
+with task_ as (
+    update task t set checkpoint_number = k.c from unnest(%(a)s, %(b)s, %(c)s) k(a, b, c)
+    where t.run_id = any(%(a)s) and t.run_id = k.a and t.task_id = k.b
+)
+insert into checkpoint (run_id, task_id, number, payload, payload_binary, payload_metadata)
+select a, b, c, d::json, e, f::json from unnest(%(a)s, %(b)s, %(c)s, %(d)s, %(e)s, %(f)s) u(a, b, c, d, e, f)
+on conflict on constraint checkpoint_pkey do update
+set number = excluded.number, payload = excluded.payload, payload_binary = excluded.payload_binary,
+    payload_metadata = excluded.payload_metadata;
+
+-- name: delete_checkpoint
+-- index: checkpoint_pkey
+delete from checkpoint c using unnest(%(a)s, %(b)s) k(a, b)
+where c.run_id = any(%(a)s) and c.run_id = k.a and c.task_id = k.b;
+
+-- name: cancel_task
+-- Its run ends: its holder is told, and the lease runs out with the grace, whatever heartbeats say. index: task_pkey
+update task t
+set cancel_reason = k.d, attempt_deadline_at = least(t.attempt_deadline_at, k.c),
+    lease_expires_at = least(t.lease_expires_at, k.c)
+from unnest(%(a)s, %(b)s, %(c)s, %(d)s) k(a, b, c, d)
+where t.run_id = any(%(a)s) and t.run_id = k.a and t.task_id = k.b;
+
+-- name: clear_ended
+-- Runs have ended for good. index: the primary keys, which begin with the run
+with stopped as (delete from stopped_task where run_id = any(%(a)s)),
+     timers as (delete from timer where run_id = any(%(a)s)),
+     waits as (delete from wait where run_id = any(%(a)s)),
+     signals as (delete from signal where run_id = any(%(a)s)),
+     scopes as (delete from scope where run_id = any(%(a)s)),
+     outputs as (delete from output where run_id = any(%(a)s)),
+     checkpoints as (delete from checkpoint where run_id = any(%(a)s)),
+     children as (delete from child where run_id = any(%(a)s))
+delete from undo where run_id = any(%(a)s);
+
+-- name: due_timers
+-- Candidates, without locks: each is read again under the lock of its run. Pages by key, so that timers which can't fire now
+-- do not hide those behind them. index: timer_due
+select run_id, seq, kind, namespace, fire_at from timer
+where not parked and fire_at <= (select clock_timestamp())
+  and (fire_at, run_id, seq) > (%(after_at)s, %(after_run)s, %(after_seq)s)
+order by fire_at, run_id, seq limit %(limit)s;
+
+-- name: messages
+-- What is to be delivered, in order, without locks. index: message_pkey
+select message_id, target_run, kind, source_run, source_seq, namespace, body from message
+where message_id > %(after)s order by message_id limit %(limit)s;
