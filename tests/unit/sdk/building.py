@@ -7,10 +7,11 @@ from typing import Any
 
 from fencepost.codec import NULL, Value
 from fencepost.failure import Completed
-from fencepost.lease import Lease, Owner, clock
+from fencepost.identity import Identity
+from fencepost.lease import Lease, Owner, TaskKind, clock
 from fencepost.ledger import Counters
-from fencepost.session import Identity, Session
-from fencepost.steps import Step, step
+from fencepost.session import Session
+from fencepost.steps import Step, step, undo
 from fencepost.v1 import error_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 
@@ -26,6 +27,10 @@ def plain(x: Any) -> Any:
     return x
 
 
+@undo("u")
+def undoing(x: Any, y: Any) -> None: ...
+
+
 def lease_of(
     handler: Step[..., Any] = plain,
     *,
@@ -34,6 +39,9 @@ def lease_of(
     token: int = 1,
     input: Value = NULL,
     max_payload_bytes: int = 1 << 20,
+    kind: TaskKind = TaskKind.STEP,
+    undo_output: Value | None = None,
+    unfinished: bool = False,
 ) -> Lease:
     handler.prepare()
     return Lease(
@@ -54,6 +62,9 @@ def lease_of(
         idempotency_key=f"k{run}",
         user_id="",
         max_payload_bytes=max_payload_bytes,
+        kind=kind,
+        undo_output=undo_output,
+        unfinished=unfinished,
     )
 
 
@@ -63,7 +74,7 @@ def session_of(*, capacity: int = 10, cancel_after_lease: float | None = None) -
         worker_name="test",
         process_nonce="0123456789abcdef",
         sdk_version="0",
-        steps={plain.name: plain},
+        steps={plain.name: plain, undoing.name: undoing},
         labels={"zone": "a"},
         max_frame_bytes=3 << 20,
     )
@@ -100,9 +111,18 @@ def lost(run: int) -> pb.HeldResult:
 
 
 def task(
-    run: int = 1, token: int = 1, *, lease: float = 60, timeout: float | None = None, handler: str = "s"
+    run: int = 1, token: int = 1, *, lease: float = 60, timeout: float | None = None, handler: str = "s", **fields: Any
 ) -> pb.Task:
-    made = pb.Task(task=ref(run, token), kind=pb.TASK_KIND_STEP, handler=handler, node_id="n", attempt=1)
+    made = pb.Task(
+        **{
+            "task": ref(run, token),
+            "kind": pb.TASK_KIND_STEP,
+            "handler": handler,
+            "node_id": "n",
+            "attempt": 1,
+            **fields,
+        }
+    )
     made.input.json = '{"x":1}'
     made.lease_duration.FromNanoseconds(int(lease * 1e9))
     if timeout is not None:

@@ -242,7 +242,7 @@ async def test_a_cancelled_async_step_is_interrupted(harness: Harness) -> None:
     lease.cancel_reason = CancelReason.LEASE_LOST
     assert harness.executor.cancel([lease]) == []
     (outcome,) = await harness.outcomes(lease)
-    assert outcome.code == "CancelledError"
+    assert (outcome.code, outcome.kind) == ("StepCancelled", FailureKind.OPERATIONAL)
     assert seen == ["True LEASE_LOST"]
 
 

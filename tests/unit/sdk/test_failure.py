@@ -105,6 +105,38 @@ def test_the_most_final_kind_of_a_group_wins(group: BaseException, kind: Failure
     assert failed(wrapped, LIMIT).kind is kind
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        ExceptionGroup("g", [KeyError("a"), OperationalError("b", retry_after=7)]),
+        ExceptionGroup("g", [OperationalError("a"), ExceptionGroup("h", [OperationalError("b", retry_after=7)])]),
+        ExceptionGroup("g", [OperationalError("a", retry_after=3), OperationalError("b", retry_after=7)]),
+    ],
+)
+def test_the_longest_delay_of_a_group_is_kept_also_when_it_is_wrapped(error: BaseException) -> None:
+    wrapped = RuntimeError("around")
+    wrapped.__cause__ = error
+    for raised_error in (error, wrapped):
+        failure = failed(raised_error, LIMIT)
+        assert (failure.kind, failure.retry_after) == (OPERATIONAL, 7)
+
+
+def test_a_delay_beside_a_more_final_kind_does_not_count() -> None:
+    group = ExceptionGroup("g", [OperationalError("a", retry_after=7), CorrectiveError("b")])
+    assert (failed(group, LIMIT).kind, failed(group, LIMIT).retry_after) == (CORRECTIVE, None)
+
+
+async def test_a_kind_survives_a_task_group() -> None:
+    async def decline() -> None:
+        raise CardDeclined("no funds")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(decline())
+    failure = failed(caught.value, LIMIT)
+    assert (failure.kind, failure.code) == (PERMANENT, "CardDeclined")
+
+
 def test_a_ring_of_causes_ends() -> None:
     one, two = KeyError("one"), KeyError("two")
     one.__cause__, two.__cause__ = two, one

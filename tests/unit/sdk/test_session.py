@@ -37,7 +37,7 @@ def test_hello_tells_who_the_worker_is_and_comes_first() -> None:
     assert hello.frame_id == 1
     assert hello.hello.protocol_version == 1
     assert hello.hello.capacity == 7
-    assert [(handler.name, handler.queue) for handler in hello.hello.handlers] == [("s", "default")]
+    assert [(handler.name, handler.queue) for handler in hello.hello.handlers] == [("s", "default"), ("u", "default")]
     assert hello.hello.process_nonce == "0123456789abcdef"
     assert dict(hello.hello.labels) == {"zone": "a"}
     assert not hello.hello.held

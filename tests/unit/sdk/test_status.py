@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 import fencepost
-from fencepost import FencepostError, Violation, errors
+from fencepost import FencepostError, Violation, errors, step_errors
 from fencepost.errors import BY_REASON
 from fencepost.status import error_of, error_of_item
 from fencepost.v1 import error_pb2, run_service_pb2
@@ -25,6 +25,16 @@ NOT_OF_CALLS = {
     "ATTEMPT_TIMEOUT",
     "NOT_DELIVERED",
     "SCHEMA_VERSION_MISMATCH",
+    "QUEUE_TIMEOUT",
+    "TOTAL_TIMEOUT",
+    "RUN_TIMEOUT",
+    "SIGNAL_TIMEOUT",
+    "INVALID_NODE_INPUT",
+    "RUN_CANCELLED",
+    "RUN_TERMINATED",
+    "RUN_ENDED",
+    "UNDO_FAILED",
+    "CHILD_FAILED",
 }
 REASONS = {name.removeprefix("ERROR_REASON_") for name in error_pb2.ErrorReason.keys()}  # noqa: SIM118 - no dict
 
@@ -145,5 +155,25 @@ def test_errors_survive_pickling() -> None:
 
 
 def test_every_error_is_exported() -> None:
-    public = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+    known = {**vars(errors), **vars(step_errors)}
+    public = {name for name, kind in known.items() if isinstance(kind, type) and issubclass(kind, Exception)}
     assert public <= set(fencepost.__all__)
+
+
+def test_an_illegal_transition_tells_the_state_and_the_event() -> None:
+    details = trailing(info("ILLEGAL_TRANSITION", state="COMPLETED", event="CANCEL"))
+    error = error_of(grpc.StatusCode.FAILED_PRECONDITION, "no", details)
+    assert isinstance(error, errors.IllegalTransition)
+    assert isinstance(error, errors.InvalidState)
+    assert (error.state, error.event) == ("COMPLETED", "CANCEL")
+
+
+def test_a_key_that_is_taken_names_the_run_that_holds_it() -> None:
+    error = error_of(grpc.StatusCode.FAILED_PRECONDITION, "no", trailing(info("KEY_TAKEN", existing_run_id="r2")))
+    assert isinstance(error, errors.KeyTaken)
+    assert error.existing_run_id == "r2"
+
+
+def test_what_may_last_is_not_tried_again_blindly() -> None:
+    error = error_of(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", trailing(info("TOO_MANY_SIGNALS")))
+    assert not isinstance(error, errors.Unavailable)

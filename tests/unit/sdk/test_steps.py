@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import fencepost
-from fencepost import CancelReason, NotDecodable, NotEncodable, Step, StepContext, Value, step
+from fencepost import CancelReason, NotDecodable, NotEncodable, Step, StepContext, TaskKind, Undo, Value, step, undo
 from fencepost.failure import NOTHING
 from tests.unit.sdk.building import lease_of
 
 if TYPE_CHECKING:
-    import fencepost.steps as hidden
+    import fencepost.context as hidden
 
 
 @dataclass
@@ -232,3 +232,99 @@ def test_its_logger_names_the_attempt(caplog: pytest.LogCaptureFixture) -> None:
     (record,) = caplog.records
     assert record.getMessage() == "[r n #3] charged 5"
     assert (record.__dict__["node_id"], record.__dict__["amount"]) == ("n", 5)
+
+
+# Undo handlers.
+
+
+@dataclass
+class Reservation:
+    units: int
+
+
+def undone(handler: Step[..., Any], output: Value | None = None, *, unfinished: bool = False) -> tuple[Any, ...]:
+    handler.prepare()
+    lease = lease_of(
+        handler, input=Value(json='{"id":7}'), kind=TaskKind.UNDO, undo_output=output, unfinished=unfinished
+    )
+    arguments, keywords = handler.bind(lease)
+    handler.function(*arguments, **keywords)
+    return arguments
+
+
+def test_an_undo_handler_gets_the_input_and_the_output_of_its_step_in_their_types() -> None:
+    @undo("orders.unreserve", queue="q")
+    def unreserve(order: Order, reservation: Reservation, ctx: StepContext) -> None:
+        assert ctx.kind is TaskKind.UNDO
+
+    assert isinstance(unreserve, Undo)
+    assert (unreserve.name, unreserve.queue, unreserve.kind) == ("orders.unreserve", "q", TaskKind.UNDO)
+    assert undone(unreserve, Value(json='{"units":2}'))[:2] == (Order(7), Reservation(2))
+    with pytest.raises(NotDecodable):
+        undone(unreserve, Value(json="[]"))
+
+
+def test_the_output_of_a_step_that_did_not_complete_is_none_whatever_its_type() -> None:
+    @undo("u")
+    def handle(order: Order, reservation: Reservation | None, ctx: StepContext) -> None:
+        assert ctx.unfinished
+
+    assert undone(handle, unfinished=True)[1] is None
+    assert undone(handle, Value(json='{"units":2}'), unfinished=True)[1] is None
+
+    @undo("u")
+    def strict(order: Order, reservation: Reservation) -> None: ...
+
+    assert undone(strict) == (Order(7), None)
+
+
+def test_an_output_of_null_is_decoded_like_any_other() -> None:
+    @undo("u")
+    def handle(order: Order, output: None) -> None: ...
+
+    @undo("u")
+    def strict(order: Order, output: Reservation) -> None: ...
+
+    assert undone(handle, Value())[1] is None
+    with pytest.raises(NotDecodable):
+        undone(strict, Value())
+
+
+def test_an_undo_handler_may_take_less() -> None:
+    def input_only(order: Any) -> None: ...
+    def context_only(ctx: Any) -> None: ...
+    def context_between(order: Any, ctx: Any, output: Any) -> None: ...
+    def context_first(ctx: Any, order: Any, output: Any) -> None: ...
+    def by_keyword(order: Any, output: Any, *, ctx: Any) -> None: ...
+
+    output = Value(json="5")
+    assert undone(undo("u")(nothing), output) == ()
+    assert undone(undo("u")(input_only), output) == ({"id": 7},)
+    assert isinstance(undone(undo("u")(context_only), output)[0], StepContext)
+    between, first = undone(undo("u")(context_between), output), undone(undo("u")(context_first), output)
+    assert (between[0], between[2]) == first[1:] == ({"id": 7}, 5)
+    assert isinstance(between[1], StepContext)
+    assert undone(undo("u")(by_keyword), output) == ({"id": 7}, 5)
+
+
+def test_an_undo_handler_that_takes_more_is_refused() -> None:
+    def three(a: int, b: int, c: int) -> None: ...
+
+    with pytest.raises(TypeError, match=r"undo handler u: a handler takes an input, an output and.* asks for a, b, c"):
+        undo("u")(three)
+
+
+def test_an_undo_handler_still_is_its_function_and_sees_the_types_around_it() -> None:
+    @dataclass
+    class Local:
+        id: int
+
+    @undo("u")
+    async def handle(order: Local, output: int) -> int:
+        return order.id + output
+
+    handle.prepare()
+    assert asyncio.run(handle(Local(1), 2)) == 3
+    assert handle.is_async
+    arguments, _ = handle.bind(lease_of(handler=handle, input=Value(json='{"id":7}'), undo_output=Value(json="1")))
+    assert arguments == (Local(7), 1)

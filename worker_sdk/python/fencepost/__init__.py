@@ -1,72 +1,91 @@
 """Fencepost's SDK: steps, workers and clients of a Fencepost server.
 
-Start with `step` and `Worker` to run steps, and with `Client` or `AsyncClient` to start runs and follow them.
+Start with `step`, `undo` and `Worker` to run steps, and with `Client` or `AsyncClient` to start runs and follow them.
 """
 
 from __future__ import annotations
 
-from fencepost.async_client import AsyncClient, AsyncRunHandle
-from fencepost.client import Client, RunHandle
+from fencepost.async_client import AsyncClient
+from fencepost.client import Client
 from fencepost.codec import Value
+from fencepost.context import StepContext
 from fencepost.errors import (
     AccessDenied,
+    AlreadyUndone,
     Conflict,
-    CorrectiveError,
     DatabaseUnavailable,
     DedupeKeyConflict,
     DefinitionDrift,
+    DefinitionRemoved,
     FencepostError,
+    IllegalTransition,
     InputSchemaMismatch,
     InvalidJson,
     InvalidManifest,
     InvalidPageToken,
     InvalidRequest,
     InvalidState,
+    KeyTaken,
     LeaseLost,
     NotDecodable,
     NotEncodable,
     NotFound,
-    OperationalError,
     Overloaded,
+    ParentDecided,
     PayloadTooLarge,
-    PermanentError,
     RequestIdConflict,
     RequestKeyConflict,
+    RunCancelled,
     RunFailed,
+    RunNotCompleted,
     RunNotFound,
+    RunTerminated,
+    ScheduleExists,
+    ScheduleNotFound,
     ServerDraining,
     ServerFault,
     SessionRefused,
     SessionTimedOut,
-    StepError,
+    StaleEtag,
+    TooManySignals,
     Unavailable,
     UnknownDefinition,
     UnknownWorkflow,
     Unreachable,
     Violation,
 )
-from fencepost.lease import CancelReason
+from fencepost.events import Event, EventKind, TimerKind
+from fencepost.handles import AsyncRunHandle, RunHandle
+from fencepost.lease import CancelReason, TaskKind
 from fencepost.models import (
+    Activation,
     Definition,
     DefinitionState,
     DuplicatePolicy,
-    Event,
-    EventKind,
     Failure,
     FailureKind,
     OpenStep,
+    OpenWait,
+    Removal,
     Run,
     RunState,
+    Signalled,
     StartRun,
     StepState,
 )
-from fencepost.steps import Step, StepContext, step
+from fencepost.schedule_client import AsyncSchedules, Schedules
+from fencepost.schedules import OverlapPolicy, Schedule, ScheduleSpec
+from fencepost.step_errors import CorrectiveError, OperationalError, PermanentError, StepCancelled, StepError
+from fencepost.steps import Step, Undo, step, undo
 from fencepost.worker import Worker, WorkerStats
 
 __all__ = [
     "AccessDenied",
+    "Activation",
+    "AlreadyUndone",
     "AsyncClient",
     "AsyncRunHandle",
+    "AsyncSchedules",
     "CancelReason",
     "Client",
     "Conflict",
@@ -75,6 +94,7 @@ __all__ = [
     "DedupeKeyConflict",
     "Definition",
     "DefinitionDrift",
+    "DefinitionRemoved",
     "DefinitionState",
     "DuplicatePolicy",
     "Event",
@@ -82,38 +102,59 @@ __all__ = [
     "Failure",
     "FailureKind",
     "FencepostError",
+    "IllegalTransition",
     "InputSchemaMismatch",
     "InvalidJson",
     "InvalidManifest",
     "InvalidPageToken",
     "InvalidRequest",
     "InvalidState",
+    "KeyTaken",
     "LeaseLost",
     "NotDecodable",
     "NotEncodable",
     "NotFound",
     "OpenStep",
+    "OpenWait",
     "OperationalError",
+    "OverlapPolicy",
     "Overloaded",
+    "ParentDecided",
     "PayloadTooLarge",
     "PermanentError",
+    "Removal",
     "RequestIdConflict",
     "RequestKeyConflict",
     "Run",
+    "RunCancelled",
     "RunFailed",
     "RunHandle",
+    "RunNotCompleted",
     "RunNotFound",
     "RunState",
+    "RunTerminated",
+    "Schedule",
+    "ScheduleExists",
+    "ScheduleNotFound",
+    "ScheduleSpec",
+    "Schedules",
     "ServerDraining",
     "ServerFault",
     "SessionRefused",
     "SessionTimedOut",
+    "Signalled",
+    "StaleEtag",
     "StartRun",
     "Step",
+    "StepCancelled",
     "StepContext",
     "StepError",
     "StepState",
+    "TaskKind",
+    "TimerKind",
+    "TooManySignals",
     "Unavailable",
+    "Undo",
     "UnknownDefinition",
     "UnknownWorkflow",
     "Unreachable",
@@ -122,4 +163,5 @@ __all__ = [
     "Worker",
     "WorkerStats",
     "step",
+    "undo",
 ]

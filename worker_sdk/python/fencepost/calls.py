@@ -1,58 +1,47 @@
-"""What the clients ask and how they go on when it fails, without I/O: one logic for the sync and the async
-client.
-
-A `Plan` is a generator. It yields a `Call` to be made or a `Pause` to be kept, is sent the call's response or
-thrown the FencepostError that it ended with, and returns its result. Every call can be repeated: reads change
-nothing, starts carry a random request id, definitions are known by their hash. So a plan repeats whatever may
-pass by itself (`Unavailable`), with jitter, as the server asks, until its time is up.
+"""What the clients ask of runs, but for control; `plans` says how. `Requests` has all that a client can ask but
+schedules.
 """
 
 from __future__ import annotations
 
-import json
+import datetime as dt
 import time
-import uuid
-from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
-
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from fencepost.channel import Backoff
 from fencepost.codec import NULL, codec_for, encode
-from fencepost.errors import FencepostError, RunFailed, Unavailable, Violation
+from fencepost.control_calls import ControlRequests
+from fencepost.definition_calls import DefinitionRequests
+from fencepost.errors import (
+    FencepostError,
+    RunCancelled,
+    RunFailed,
+    RunNotCompleted,
+    RunTerminated,
+    Unavailable,
+)
+from fencepost.events import Event, EventKind, event_of
 from fencepost.models import (
     RUN_STATE_NUMBERS,
-    Definition,
-    Event,
     Failure,
     FailureKind,
     Run,
     RunState,
     StartRun,
-    definition_of,
-    event_of,
+    duration_of,
     fill_payload,
     run_of,
-    violations_of,
+    stamp_of,
 )
+from fencepost.plans import ATTEMPT_TIMEOUT, Asker, Page, Pause, Plan, new_id
 from fencepost.status import error_of_item
-from fencepost.v1 import definition_service_pb2 as definitions
 from fencepost.v1 import run_service_pb2 as runs
 
-T = TypeVar("T")
-
-Manifest: TypeAlias = str | Path | dict[str, Any]
-"""A manifest: its text (JSON or YAML), the path of a .json, .yaml or .yml file, or a dict."""
-
-ATTEMPT_TIMEOUT = 10.0
 LONGEST_WAIT = 30.0
-PAGE_SIZE = 100
 MAX_BATCH_ITEMS = 1_000
 MAX_BATCH_BYTES = 2 << 20
-_SUFFIXES = (".json", ".yaml", ".yml")
 # Refusing is the server's default, and a policy without a dedupe key is a fault: so only what was asked for is sent.
 _POLICIES: dict[str, runs.DuplicatePolicy.ValueType] = {
     "conflict": runs.DUPLICATE_POLICY_UNSPECIFIED,
@@ -60,26 +49,11 @@ _POLICIES: dict[str, runs.DuplicatePolicy.ValueType] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A unary call to make, within ``timeout`` seconds."""
-
-    service: Literal["runs", "definitions"]
-    method: str
-    request: Message
-    timeout: float
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """A time to wait, in seconds."""
-
-    seconds: float
-
-
-Plan: TypeAlias = Generator[Call | Pause, Any, T]
-Page: TypeAlias = tuple[list[T], str]
-"""Some items, and the token of the next page; '' on the last one."""
+_ENDS = {
+    RunState.FAILED: RunFailed,
+    RunState.CANCELLED: RunCancelled,
+    RunState.TERMINATED: RunTerminated,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,70 +66,22 @@ class Started:
     input_differs: bool
 
 
-class Requests:
-    """Plans of everything that a client can ask, in one namespace.
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Which runs to list: those for which all that is given holds. `Client.list_runs` says what the fields mean."""
 
-    ``patience``: seconds to repeat what fails.
-    """
+    workflow_id: str = ""
+    states: Sequence[RunState | str] = ()
+    user_id: str = ""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    created_after: dt.datetime | None = None
+    created_before: dt.datetime | None = None
+    failure_code: str = ""
+    parent_run_id: str = ""
 
-    def __init__(self, namespace: str, patience: float) -> None:
-        self._namespace = namespace
-        self._patience = patience
 
-    def _ask(
-        self,
-        service: Literal["runs", "definitions"],
-        method: str,
-        request: Message,
-        *,
-        attempt: float | None = None,
-        patience: float | None = None,
-    ) -> Plan[Any]:
-        """One call, repeated while it is Unavailable and ``patience`` lasts."""
-        backoff = Backoff()
-        end = time.monotonic() + (self._patience if patience is None else patience)
-        while True:
-            left = max(0.001, end - time.monotonic())
-            limit = min(ATTEMPT_TIMEOUT, left) if attempt is None else attempt
-            try:
-                return (yield Call(service, method, request, limit))
-            except Unavailable as error:
-                delay = backoff.next(error.retry_after)
-                if time.monotonic() + delay >= end:
-                    raise
-                yield Pause(delay)
-
-    # Definitions.
-
-    def register_definition(self, manifest: Manifest) -> Plan[Definition]:
-        """Register a manifest."""
-        request = definitions.RegisterDefinitionRequest(
-            namespace=self._namespace, request_id=_new_id(), **_manifest(manifest)
-        )
-        response = yield from self._ask("definitions", "RegisterDefinition", request)
-        return definition_of(response.definition, created=response.created)
-
-    def validate_definition(self, manifest: Manifest) -> Plan[list[Violation]]:
-        """Find what registering would refuse."""
-        request = definitions.ValidateDefinitionRequest(namespace=self._namespace, **_manifest(manifest))
-        response = yield from self._ask("definitions", "ValidateDefinition", request)
-        return list(violations_of(response.violations))
-
-    def get_definition(self, workflow_id: str, definition_hash: str) -> Plan[Definition]:
-        """Read a definition."""
-        request = definitions.GetDefinitionRequest(
-            namespace=self._namespace, workflow_id=workflow_id, definition_hash=definition_hash
-        )
-        response = yield from self._ask("definitions", "GetDefinition", request)
-        return definition_of(response.definition)
-
-    def list_definitions(self, workflow_id: str, size: int, token: str) -> Plan[Page[Definition]]:
-        """Read one page of definitions."""
-        request = definitions.ListDefinitionsRequest(
-            namespace=self._namespace, workflow_id=workflow_id, page_size=size, page_token=token
-        )
-        response = yield from self._ask("definitions", "ListDefinitions", request)
-        return [definition_of(found) for found in response.definitions], response.next_page_token
+class RunRequests(Asker):
+    """Plans of starting, reading and following runs."""
 
     # Starting runs.
 
@@ -227,15 +153,23 @@ class Requests:
         response = yield from self._ask("runs", "GetRun", request)
         return run_of(response.run)
 
-    def list_runs(self, workflow_id: str, states: Sequence[RunState | str], size: int, token: str) -> Plan[Page[Run]]:
-        """Read one page of runs. Raises ValueError for a state that there is not."""
+    def list_runs(self, chosen: RunFilter, size: int, token: str) -> Plan[Page[Run]]:
+        """Read one page of runs. Raises ValueError for a state that there is not, or a time without a zone."""
         request = runs.ListRunsRequest(
             namespace=self._namespace,
-            workflow_id=workflow_id,
-            states=[RUN_STATE_NUMBERS[RunState(state)] for state in states],
+            workflow_id=chosen.workflow_id,
+            states=[RUN_STATE_NUMBERS[RunState(state)] for state in chosen.states],
             page_size=size,
             page_token=token,
+            user_id=chosen.user_id,
+            attributes=chosen.attributes,
+            failure_code=chosen.failure_code,
+            parent_run_id=chosen.parent_run_id,
         )
+        if chosen.created_after is not None:
+            request.created_after.CopyFrom(stamp_of(chosen.created_after))
+        if chosen.created_before is not None:
+            request.created_before.CopyFrom(stamp_of(chosen.created_before))
         response = yield from self._ask("runs", "ListRuns", request)
         return [run_of(run) for run in response.runs], response.next_page_token
 
@@ -251,7 +185,7 @@ class Requests:
         while True:
             left = LONGEST_WAIT if end is None else max(0.001, end - time.monotonic())
             wait = min(LONGEST_WAIT, left)
-            request = runs.WaitRunRequest(namespace=self._namespace, run_id=run_id, timeout=_duration(wait))
+            request = runs.WaitRunRequest(namespace=self._namespace, run_id=run_id, timeout=duration_of(wait))
             # Each wait is an answer; so without a time limit it is an outage that patience ends, not a long
             # run.
             patience = self._patience + wait if end is None else left
@@ -270,16 +204,21 @@ class Requests:
                 raise TimeoutError(f"run {run_id} has not ended within {timeout} s; it is {state}")
 
     def result(self, run_id: str, timeout: float | None, result_type: Any) -> Plan[Any]:
-        """Wait for a run's output. Raises RunFailed, TimeoutError, NotDecodable."""
+        """Wait for a run's output. Raises RunNotCompleted, TimeoutError, NotDecodable."""
         run = yield from self.wait_run(run_id, timeout)
         if run.state is not RunState.COMPLETED:
             # An end that this SDK does not know is no success either.
-            raise RunFailed(run, run.failure or Failure(FailureKind.UNSPECIFIED, run.state, "the run has ended"))
+            kind = _ENDS.get(run.state, RunNotCompleted)
+            raise kind(run, run.failure or Failure(FailureKind.UNSPECIFIED, run.state, "the run has ended"))
         return codec_for(result_type).decode(run.output or NULL)
 
     def watch(self, run_id: str, after_seq: int) -> Watch:
         """Follow a run's events."""
         return Watch(self._namespace, run_id, after_seq, self._patience)
+
+
+class Requests(RunRequests, ControlRequests, DefinitionRequests):
+    """Plans of everything that a client can ask in one namespace, but for schedules."""
 
 
 class Watch:
@@ -306,7 +245,8 @@ class Watch:
         self._seq = event.seq
         self._failing_since = None
         self._backoff.reset()
-        self.finished = event.kind.is_final
+        # A run that has failed may have been retried since: only the server knows what follows.
+        self.finished = event.kind.is_final and event.kind is not EventKind.RUN_FAILED
         return event
 
     def ended(self) -> None:
@@ -328,32 +268,6 @@ class Watch:
         return delay
 
 
-def _new_id() -> str:
-    return str(uuid.uuid4())
-
-
-def _duration(seconds: float) -> Duration:
-    nanos = round(seconds * 1e9)
-    return Duration(seconds=nanos // 1_000_000_000, nanos=nanos % 1_000_000_000)
-
-
-def _manifest(manifest: Manifest) -> dict[str, str]:
-    """The field of a manifest's request.
-
-    Raises OSError or UnicodeDecodeError for a file that can't be read.
-    """
-    if isinstance(manifest, dict):
-        return {"json": encode(manifest).json or "null"}
-    if isinstance(manifest, Path) or ("\n" not in manifest and manifest.endswith(_SUFFIXES)):
-        path = Path(manifest)
-        return {"json" if path.suffix == ".json" else "yaml": path.read_text("utf-8")}
-    try:
-        json.loads(manifest)
-    except ValueError:
-        return {"yaml": manifest}
-    return {"json": manifest}
-
-
 def _start_request(start: StartRun) -> runs.StartRunRequest:
     """A request without its namespace. Raises NotEncodable, or ValueError for a policy that there is not."""
     if start.on_active_duplicate not in _POLICIES:
@@ -363,11 +277,16 @@ def _start_request(start: StartRun) -> runs.StartRunRequest:
         definition_hash=start.definition_hash,
         user_id=start.user_id,
         request_key=start.request_key,
-        request_id=_new_id(),
+        request_id=new_id(),
         priority=start.priority,
         dedupe_key=start.dedupe_key,
         on_active_duplicate=_POLICIES[start.on_active_duplicate],
+        attributes=start.attributes,
     )
+    if start.start_delay:
+        request.start_delay.CopyFrom(duration_of(start.start_delay))
+    if start.run_timeout is not None:
+        request.run_timeout.CopyFrom(duration_of(start.run_timeout))
     fill_payload(request.input, encode(start.input))
     return request
 

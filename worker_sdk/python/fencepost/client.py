@@ -12,81 +12,47 @@ client may be used by many threads at once.
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar
 
 import grpc
 
-from fencepost.calls import PAGE_SIZE, Call, Manifest, Page, Pause, Plan, Requests, Started
+from fencepost.calls import Requests, RunFilter, Started
 from fencepost.channel import Targets, channel_options
+from fencepost.definition_calls import Manifest
 from fencepost.errors import FencepostError, Unavailable, Violation
-from fencepost.models import Definition, DuplicatePolicy, Event, Run, RunState, StartRun
+from fencepost.events import Event
+from fencepost.handles import RunHandle
+from fencepost.models import (
+    Activation,
+    Definition,
+    DuplicatePolicy,
+    Removal,
+    Run,
+    RunState,
+    Signalled,
+    StartRun,
+)
+from fencepost.plans import PAGE_SIZE, Call, Page, Pause, Plan, Service
+from fencepost.schedule_calls import ScheduleRequests
+from fencepost.schedule_client import Schedules
 from fencepost.status import error_of_call
-from fencepost.v1 import definition_service_pb2_grpc, run_service_pb2_grpc
+from fencepost.v1 import definition_service_pb2_grpc, run_service_pb2_grpc, schedule_service_pb2_grpc
 
 T = TypeVar("T")
 
 MAX_RECEIVE_BYTES = 16 << 20
-
-
-class RunHandle:
-    """One run, started or found.
-
-    ``created`` tells whether this start made it, None if nothing was started. ``input_differs`` tells that the
-    start was bound to a run with another input (``on_active_duplicate="bind"``).
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        run_id: str,
-        *,
-        created: bool | None = None,
-        definition_hash: str = "",
-        input_differs: bool = False,
-    ) -> None:
-        self._client = client
-        self.run_id = run_id
-        self.created = created
-        self.definition_hash = definition_hash
-        self.input_differs = input_differs
-
-    def __repr__(self) -> str:
-        return f"<RunHandle {self.run_id}>"
-
-    @overload
-    def result(self, timeout: float | None = None) -> Any: ...
-    @overload
-    def result(self, timeout: float | None = None, *, type: type[T]) -> T: ...
-    def result(self, timeout: float | None = None, *, type: Any = Any) -> Any:
-        """Wait for the output, as plain JSON or as ``type``.
-
-        Raises RunFailed if the run failed, TimeoutError if it has not ended within ``timeout`` seconds (None:
-        wait for ever), NotDecodable if the output is no ``type``.
-        """
-        return self._client._run(self._client._requests.result(self.run_id, timeout, type))
-
-    def wait(self, timeout: float | None = None) -> Run:
-        """Wait until it has ended, well or not. Raises TimeoutError."""
-        return self._client.wait_run(self.run_id, timeout)
-
-    def get(self) -> Run:
-        """Read it as it is now."""
-        return self._client.get_run(self.run_id)
-
-    def events(self, after_seq: int = 0) -> Iterator[Event]:
-        """Follow its events, those that exist and those to come, until its last one; goes on by itself after
-        a break.
-        """
-        return self._client.watch_run(self.run_id, after_seq)
-
-    def history(self) -> Iterator[Event]:
-        """Read the events that exist."""
-        return self._client.history(self.run_id)
+STUBS: Mapping[Service, Callable[..., Any]] = {
+    "runs": run_service_pb2_grpc.RunServiceStub,
+    "definitions": definition_service_pb2_grpc.DefinitionServiceStub,
+    "schedules": schedule_service_pb2_grpc.ScheduleServiceStub,
+}
+"""What makes a stub for a channel, of either kind."""
 
 
 class Client:
@@ -106,6 +72,7 @@ class Client:
     ) -> None:
         self._targets = Targets(target)
         self._requests = Requests(namespace, timeout)
+        self._schedules = ScheduleRequests(namespace, timeout)
         self._lock = threading.Lock()
         self._given = channel
         self._channels: dict[str, grpc.Channel] = {}
@@ -147,6 +114,17 @@ class Client:
         """List definitions by workflow, the newest of each first."""
         return self._pages(lambda token: self._requests.list_definitions(workflow_id, PAGE_SIZE, token))
 
+    def activate_definition(self, workflow_id: str, definition_hash: str) -> Activation:
+        """Let new runs take a definition that is PREVIOUS. Raises UnknownDefinition, DefinitionRemoved."""
+        return self._run(self._requests.activate_definition(workflow_id, definition_hash))
+
+    def remove_definition(self, workflow_id: str, definition_hash: str) -> Removal:
+        """Let no run take a definition, and end those that have: their completed steps are undone, they fail.
+
+        Returns how many of them have not ended: repeat it until none remains.
+        """
+        return self._run(self._requests.remove_definition(workflow_id, definition_hash))
+
     # Runs.
 
     def start_run(
@@ -160,6 +138,9 @@ class Client:
         definition_hash: str = "",
         dedupe_key: str = "",
         on_active_duplicate: DuplicatePolicy = "conflict",
+        attributes: Mapping[str, str] | None = None,
+        start_delay: float = 0.0,
+        run_timeout: float | None = None,
     ) -> RunHandle:
         """Start a run; it has been committed when this returns.
 
@@ -167,11 +148,23 @@ class Client:
         ``dedupe_key`` makes it happen one at a time: the same key again returns the run that exists until that
         has ended; if its input is another, ``on_active_duplicate`` says whether that is a "conflict", or whether to
         "bind" to it all the same.
-        ``priority`` is 1 (first) to 5 (last), 3 if it is 0. Raises UnknownWorkflow, InputSchemaMismatch,
-        RequestKeyConflict, DedupeKeyConflict, …; ValueError for another ``on_active_duplicate``.
+        ``priority`` is 1 (first) to 5 (last), 3 if it is 0. ``attributes`` are labels for `list_runs`. The first node
+        begins ``start_delay`` seconds later; the run fails (RUN_TIMEOUT) if it has not ended within ``run_timeout``
+        seconds. Raises UnknownWorkflow, InputSchemaMismatch, RequestKeyConflict, DedupeKeyConflict, …; ValueError for
+        another ``on_active_duplicate``.
         """
         start = StartRun(
-            workflow_id, input, request_key, user_id, priority, definition_hash, dedupe_key, on_active_duplicate
+            workflow_id=workflow_id,
+            input=input,
+            request_key=request_key,
+            user_id=user_id,
+            priority=priority,
+            definition_hash=definition_hash,
+            dedupe_key=dedupe_key,
+            on_active_duplicate=on_active_duplicate,
+            attributes=attributes or {},
+            start_delay=start_delay,
+            run_timeout=run_timeout,
         )
         return self._handle(self._run(self._requests.start_run(start)))
 
@@ -200,10 +193,32 @@ class Client:
         workflow_id: str | None = None,
         states: Sequence[RunState | str] = (),
         limit: int | None = None,
+        *,
+        user_id: str = "",
+        attributes: Mapping[str, str] | None = None,
+        created_after: dt.datetime | None = None,
+        created_before: dt.datetime | None = None,
+        failure_code: str = "",
+        parent_run_id: str = "",
     ) -> Iterator[Run]:
-        """List runs, newest first, at most ``limit``; pages are read as they are needed."""
+        """List runs, newest first, at most ``limit``; pages are read as they are needed.
+
+        Only those for which all that is given holds: started for ``user_id``, with all of ``attributes``, created at or
+        after ``created_after`` and before ``created_before``, failed with ``failure_code``, children of
+        ``parent_run_id``. Raises ValueError for a state that there is not, or a time without a zone.
+        """
         size = PAGE_SIZE if limit is None else max(1, min(limit, PAGE_SIZE))
-        found = self._pages(lambda token: self._requests.list_runs(workflow_id or "", states, size, token))
+        chosen = RunFilter(
+            workflow_id=workflow_id or "",
+            states=states,
+            user_id=user_id,
+            attributes=attributes or {},
+            created_after=created_after,
+            created_before=created_before,
+            failure_code=failure_code,
+            parent_run_id=parent_run_id,
+        )
+        found = self._pages(lambda token: self._requests.list_runs(chosen, size, token))
         return itertools.islice(found, limit)
 
     def wait_run(self, run_id: str, timeout: float | None = None) -> Run:
@@ -235,6 +250,49 @@ class Client:
                 time.sleep(pause)
             finally:
                 stream.cancel()
+
+    # Control. The same request_id again gets the first answer; without one, each call has its own.
+
+    def signal_run(self, run_id: str, signal_name: str, payload: object = None, *, request_id: str = "") -> Signalled:
+        """Give a run a signal; it is an event of the run when this returns, whether or not the run waits for it.
+
+        Raises RunNotFound, IllegalTransition if the run has ended, TooManySignals.
+        """
+        return self._run(self._requests.signal_run(run_id, signal_name, payload, request_id))
+
+    def cancel_run(
+        self, run_id: str, reason: str = "", *, grace: float | None = None, request_id: str = ""
+    ) -> RunState:
+        """Ask a run to end: its steps may go on for ``grace`` seconds, completed ones are undone, then it is CANCELLED.
+
+        Returns its state after the call. Raises RunNotFound, IllegalTransition.
+        """
+        return self._run(self._requests.cancel_run(run_id, reason, grace, request_id))
+
+    def terminate_run(self, run_id: str, reason: str = "", *, request_id: str = "") -> RunState:
+        """End a run at once, without undoing anything. Returns and raises as `cancel_run`."""
+        return self._run(self._requests.terminate_run(run_id, reason, request_id))
+
+    def pause_run(self, run_id: str, reason: str = "", *, request_id: str = "") -> RunState:
+        """Let workers take no more steps of a run. Returns and raises as `cancel_run`."""
+        return self._run(self._requests.pause_run(run_id, reason, request_id))
+
+    def resume_run(self, run_id: str, reason: str = "", *, request_id: str = "") -> RunState:
+        """Let a paused run go on. Returns and raises as `cancel_run`."""
+        return self._run(self._requests.resume_run(run_id, reason, request_id))
+
+    def retry_run(self, run_id: str, reason: str = "", *, skip_undo: bool = False, request_id: str = "") -> RunState:
+        """Let a FAILED run that was not undone, or a BLOCKED one, go on from where it stopped, with fresh attempts.
+
+        ``skip_undo`` leaves the step that could not be undone as it is; it needs a reason. Returns the run's state.
+        Raises as `cancel_run`, and AlreadyUndone, KeyTaken, ParentDecided.
+        """
+        return self._run(self._requests.retry_run(run_id, reason, skip_undo, request_id))
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules of the namespace."""
+        return Schedules(self, self._schedules)
 
     # Inside.
 
@@ -295,9 +353,5 @@ class Client:
 
     def _call(self, call: Call) -> Any:
         channel = self._channel()
-        stub: Any = (
-            run_service_pb2_grpc.RunServiceStub(channel)
-            if call.service == "runs"
-            else definition_service_pb2_grpc.DefinitionServiceStub(channel)
-        )
+        stub: Any = STUBS[call.service](channel)
         return getattr(stub, call.method)(call.request, timeout=call.timeout)

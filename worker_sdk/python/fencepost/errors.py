@@ -1,4 +1,4 @@
-"""Every error that the SDK raises, and every error that a step may raise to say what its failure means.
+"""Every error that the SDK raises.
 
 What the client and the worker raise (`FencepostError`), by the ErrorReason that the server gave::
 
@@ -12,13 +12,22 @@ What the client and the worker raise (`FencepostError`), by the ErrorReason that
     ├── NotFound
     │   ├── UnknownWorkflow           UNKNOWN_WORKFLOW
     │   ├── UnknownDefinition         UNKNOWN_DEFINITION
-    │   └── RunNotFound               RUN_NOT_FOUND
+    │   ├── RunNotFound               RUN_NOT_FOUND
+    │   └── ScheduleNotFound          SCHEDULE_NOT_FOUND
     ├── Conflict                      it exists, and is another one
     │   ├── RequestKeyConflict        REQUEST_KEY_CONFLICT: has `existing_run_id`
     │   ├── RequestIdConflict         REQUEST_ID_CONFLICT
     │   ├── DedupeKeyConflict         DEDUPE_KEY_CONFLICT: has `existing_run_id`
-    │   └── DefinitionDrift           DEFINITION_DRIFT
+    │   ├── DefinitionDrift           DEFINITION_DRIFT
+    │   ├── ScheduleExists            SCHEDULE_EXISTS
+    │   └── StaleEtag                 STALE_ETAG
     ├── InvalidState                  the state of what it is about forbids it
+    │   ├── IllegalTransition         ILLEGAL_TRANSITION: has `state` and `event`
+    │   ├── AlreadyUndone             ALREADY_UNDONE
+    │   ├── KeyTaken                  KEY_TAKEN: has `existing_run_id`
+    │   ├── ParentDecided             PARENT_DECIDED
+    │   ├── DefinitionRemoved         DEFINITION_REMOVED
+    │   └── TooManySignals            TOO_MANY_SIGNALS
     ├── LeaseLost                     LEASE_LOST
     ├── AccessDenied                  who you are is not known, or not enough
     ├── SessionRefused                a worker and the server do not speak the same protocol: HELLO_REQUIRED,
@@ -31,29 +40,24 @@ What the client and the worker raise (`FencepostError`), by the ErrorReason that
     │   ├── SessionTimedOut           SESSION_TIMED_OUT
     │   └── Unreachable               no server answered; made by the SDK
     ├── ServerFault                   INTERNAL, and whatever this SDK does not know
-    ├── RunFailed                     the run that was waited for failed; made by the SDK
+    ├── RunNotCompleted               the run that was waited for ended without an output; made by the SDK
+    │   ├── RunFailed
+    │   ├── RunCancelled
+    │   └── RunTerminated
     ├── NotEncodable (ValueError)     a Python value is not JSON; made by the SDK
     └── NotDecodable (ValueError)     JSON does not fit the Python type; made by the SDK
 
-What a step raises (`StepError`); any other exception counts as operational::
-
-    StepError
-    ├── OperationalError              transient: tried again with backoff
-    ├── CorrectiveError               the result or request was wrong: tried again at once with the feedback
-    └── PermanentError                never tried again
+What a step raises to choose what its failure means is in `step_errors`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from fencepost.models import Failure, Run
-
-MAX_RETRY_AFTER = 30 * 24 * 3600.0
+    from fencepost.models import Failure, Run, RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,12 @@ class RunNotFound(NotFound):
     default_reason = "RUN_NOT_FOUND"
 
 
+class ScheduleNotFound(NotFound):
+    """No schedule has that id."""
+
+    default_reason = "SCHEDULE_NOT_FOUND"
+
+
 class Conflict(FencepostError):
     """What was to be made exists, and differs."""
 
@@ -197,10 +207,73 @@ class DefinitionDrift(Conflict):
     default_reason = "DEFINITION_DRIFT"
 
 
+class ScheduleExists(Conflict):
+    """A schedule with that id does something else: update it, or choose another id."""
+
+    default_reason = "SCHEDULE_EXISTS"
+
+
+class StaleEtag(Conflict):
+    """The schedule was changed since it was read: read it again."""
+
+    default_reason = "STALE_ETAG"
+
+
 class InvalidState(FencepostError):
     """The state of what it is about forbids it."""
 
     default_reason = "FAILED_PRECONDITION"
+
+
+class IllegalTransition(InvalidState):
+    """The state of the run forbids it."""
+
+    default_reason = "ILLEGAL_TRANSITION"
+
+    @property
+    def state(self) -> str:
+        """The state of the run."""
+        return self.metadata.get("state", "")
+
+    @property
+    def event(self) -> str:
+        """What can't happen in it."""
+        return self.metadata.get("event", "")
+
+
+class AlreadyUndone(InvalidState):
+    """Steps of the run were undone, so it can't go on: start a new one."""
+
+    default_reason = "ALREADY_UNDONE"
+
+
+class KeyTaken(InvalidState):
+    """Another run holds the run's dedupe key now."""
+
+    default_reason = "KEY_TAKEN"
+
+    @property
+    def existing_run_id(self) -> str:
+        """The run that holds the key."""
+        return self.metadata.get("existing_run_id", "")
+
+
+class ParentDecided(InvalidState):
+    """The run is a child whose parent has gone on with its failure: retry the parent."""
+
+    default_reason = "PARENT_DECIDED"
+
+
+class DefinitionRemoved(InvalidState):
+    """The definition was removed: activate or register another one."""
+
+    default_reason = "DEFINITION_REMOVED"
+
+
+class TooManySignals(InvalidState):
+    """The run holds as many signals that nobody has taken as it may. Not tried again by itself: it may last."""
+
+    default_reason = "TOO_MANY_SIGNALS"
 
 
 class LeaseLost(FencepostError):
@@ -261,19 +334,48 @@ class ServerFault(FencepostError):
     """A fault of the server, or an answer that this SDK does not know."""
 
 
-class RunFailed(FencepostError):
-    """The run that was waited for has failed: ``failure`` says why, ``run`` is the run as it ended."""
+class RunNotCompleted(FencepostError):
+    """The run that was waited for has ended without an output.
 
-    default_reason = "RUN_FAILED"
+    ``run`` is the run as it ended, ``state`` how, ``failure`` why. Raised as one of its subclasses, or as itself for an
+    end that this SDK does not know.
+    """
+
+    default_reason = "RUN_NOT_COMPLETED"
 
     def __init__(self, run: Run, failure: Failure) -> None:
         where = f" at node {failure.node_id}, attempt {failure.attempt}" if failure.node_id else ""
-        super().__init__(f"run {run.run_id} failed{where}: {failure.kind.value} {failure.code}: {failure.message}")
+        how = run.state.value.lower()
+        what = f"run {run.run_id} {how}" if how == "failed" else f"run {run.run_id} was {how}"
+        super().__init__(f"{what}{where}: {failure.kind.value} {failure.code}: {failure.message}")
         self.run = run
         self.failure = failure
 
-    def __reduce__(self) -> tuple[type[RunFailed], tuple[Run, Failure]]:
+    def __reduce__(self) -> tuple[type[RunNotCompleted], tuple[Run, Failure]]:
         return type(self), (self.run, self.failure)
+
+    @property
+    def state(self) -> RunState:
+        """What the run ended as."""
+        return self.run.state
+
+
+class RunFailed(RunNotCompleted):
+    """The run failed."""
+
+    default_reason = "RUN_FAILED"
+
+
+class RunCancelled(RunNotCompleted):
+    """The run was cancelled, and what could be undone of it was undone."""
+
+    default_reason = "RUN_CANCELLED"
+
+
+class RunTerminated(RunNotCompleted):
+    """The run was terminated; nothing was undone."""
+
+    default_reason = "RUN_TERMINATED"
 
 
 class NotEncodable(FencepostError, ValueError):
@@ -291,61 +393,6 @@ class NotDecodable(FencepostError, ValueError):
     default_reason = "NOT_DECODABLE"
 
 
-class StepError(Exception):
-    """The base of what a step raises to choose what its failure means.
-
-    ``code`` is a short name for programs; by default it is the name of the class, so that a subclass such as
-    ``class CardDeclined(PermanentError)`` brings its own.
-    """
-
-    # Defaults of the class, because a subclass may forget to call this __init__ and must fail as what it is.
-    message: str = ""
-    code: str = ""
-
-    def __init__(self, message: str = "", *, code: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.code = code or self.code or type(self).__name__
-
-
-class OperationalError(StepError):
-    """Transient: the step is tried again with backoff, up to the node's max_attempts.
-
-    ``retry_after`` overrides the backoff, in seconds; it is brought into 0 … 30 days, and no number counts as
-    none.
-    """
-
-    retry_after: float | None = None
-
-    def __init__(self, message: str = "", *, code: str | None = None, retry_after: float | None = None) -> None:
-        super().__init__(message, code=code)
-        self.retry_after = bounded_delay(retry_after)
-
-
-class CorrectiveError(StepError):
-    """The result or the request was wrong: the step is tried again at once, and receives ``feedback``.
-
-    ``feedback`` is anything that has JSON; the next attempt finds it in ``ctx.feedback``.
-    """
-
-    feedback: object = None
-
-    def __init__(self, message: str = "", *, feedback: object = None, code: str | None = None) -> None:
-        super().__init__(message, code=code)
-        self.feedback = feedback
-
-
-class PermanentError(StepError):
-    """Never tried again: the run fails."""
-
-
-def bounded_delay(seconds: float | None) -> float | None:
-    """Bring a retry delay into what the contract allows, 0 … 30 days; None for none and for NaN."""
-    if seconds is None or math.isnan(seconds):
-        return None
-    return min(max(float(seconds), 0.0), MAX_RETRY_AFTER)
-
-
 BY_REASON: Mapping[str, type[FencepostError]] = {
     kind.default_reason: kind
     for kind in (
@@ -358,10 +405,19 @@ BY_REASON: Mapping[str, type[FencepostError]] = {
         UnknownWorkflow,
         UnknownDefinition,
         RunNotFound,
+        ScheduleNotFound,
         RequestKeyConflict,
         RequestIdConflict,
         DedupeKeyConflict,
         DefinitionDrift,
+        ScheduleExists,
+        StaleEtag,
+        IllegalTransition,
+        AlreadyUndone,
+        KeyTaken,
+        ParentDecided,
+        DefinitionRemoved,
+        TooManySignals,
         LeaseLost,
         Overloaded,
         DatabaseUnavailable,

@@ -7,6 +7,8 @@ for each lease that was begun, and in none for one that was taken back.
 
 Threads are daemons of our own and not a ThreadPoolExecutor's, which waits for its threads when the
 interpreter exits: a handler that never returns must not keep a worker alive past its drain.
+
+Checkpoints go the way of results, so they reach the session in order and before the result of their step.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from fencepost.errors import NotDecodable, NotEncodable
+from fencepost.checkpoints import Saving
+from fencepost.errors import LeaseLost, NotDecodable, NotEncodable
 from fencepost.failure import (
     INPUT_NOT_DECODABLE,
     Failed,
@@ -28,6 +31,7 @@ from fencepost.failure import (
     clean,
     failed,
     not_recordable,
+    stopped,
 )
 from fencepost.lease import Lease, cancellations
 from fencepost.models import FailureKind
@@ -36,7 +40,8 @@ logger = logging.getLogger("fencepost.worker")
 
 _LOGGED_MESSAGE = 500
 
-Result: TypeAlias = tuple[Lease, Outcome]
+Result: TypeAlias = tuple[Lease, Outcome | Saving]
+"""What a step has to say: how it ended, or, before that, a state to be saved."""
 
 
 class Executor:
@@ -61,6 +66,7 @@ class Executor:
         self._results: deque[Result] = deque()
         self._hand_over_planned = False
         self._delivery_planned = False
+        self._closed = False
         # The loop itself keeps only weak references to its tasks.
         self._tasks: set[asyncio.Task[None]] = set()
         self._queue: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
@@ -72,6 +78,8 @@ class Executor:
 
     def submit(self, leases: Sequence[Lease]) -> None:
         """Run these leases."""
+        for lease in leases:
+            lease.reporter = self
         async_leases = [lease for lease in leases if lease.step.is_async]
         if async_leases:
             self._call_users_loop(self._begin_async, async_leases)
@@ -114,6 +122,15 @@ class Executor:
         """Let idle threads end; busy ones end after what they do."""
         for _ in range(self._threads):
             self._queue.put(None)
+        self._closed = True
+        # Who waits for a checkpoint that came up to here is answered by the session, who comes later by `report`.
+        self._deliver()
+
+    def report(self, lease: Lease, saving: Saving) -> None:
+        """A step has a new state; from any thread."""
+        self._results.append((lease, saving))
+        if self._closed or not self._wake_session():
+            saving.fail(LeaseLost("the worker has ended: no checkpoint of it will count"))
 
     def _call_users_loop(self, function: Callable[[Sequence[Lease]], None], leases: Sequence[Lease]) -> None:
         try:
@@ -169,14 +186,18 @@ class Executor:
         self._hand_over_planned = False
         self._wake_session()
 
-    def _wake_session(self) -> None:
+    def _wake_session(self) -> bool:
+        """Let the results be taken; False if nobody is there to take them."""
         if self._delivery_planned:
-            return
+            return True
         self._delivery_planned = True
         try:
             self._session_loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:
+            self._delivery_planned = False
             logger.debug("a step ended after its worker had")
+            return False
+        return True
 
     # In threads of our own.
 
@@ -241,6 +262,8 @@ def _completed(lease: Lease, output: object) -> Outcome:
 
 
 def _failed(lease: Lease, error: BaseException) -> Failed:
+    if isinstance(error, asyncio.CancelledError) and lease.cancel_reason is not None:
+        return _told(lease, stopped(lease.cancel_reason))
     return _told(lease, failed(error, lease.max_payload_bytes), error)
 
 

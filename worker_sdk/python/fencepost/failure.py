@@ -5,7 +5,8 @@ How an exception becomes a failure:
 - `PermanentError`, `CorrectiveError` and `OperationalError` say their kind themselves, also when they are the
   ``__cause__`` of something else (``raise … from``) at any depth: the outermost one that says its kind
   decides. ``__context__`` does not count: what merely happened while another error was handled chose nothing.
-- Of the errors in an exception group the most final kind wins: permanent, corrective, operational.
+- Of the errors in an exception group the most final kind wins: permanent, corrective, operational. The delay is then
+  the longest that any of its operational errors asks for.
 - Everything else is operational with the class's name as its code, SystemExit and CancelledError of the
   user's own included: a step can't end its worker.
 - Texts are cut by code points to the contract's limits and lone surrogates in them replaced, so that a
@@ -21,12 +22,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fencepost.codec import NULL, Value, encode
-from fencepost.errors import CorrectiveError, NotEncodable, OperationalError, PermanentError, StepError
+from fencepost.errors import NotEncodable
 from fencepost.models import FailureKind
+from fencepost.step_errors import CorrectiveError, OperationalError, PermanentError, StepError
 
 MAX_MESSAGE = 10_000
 MAX_CODE = 200
 _MAX_ERRORS = 1_000
+_CHECKPOINT_OVERHEAD = 32
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _FINALITY = {FailureKind.OPERATIONAL: 0, FailureKind.CORRECTIVE: 1, FailureKind.PERMANENT: 2}
@@ -49,7 +52,8 @@ class Completed:
 class Failed:
     """The attempt failed. ``retry_after`` is in seconds, None for the node's own backoff.
 
-    ``unexpected`` tells that the step did not choose the kind: a traceback may be wanted.
+    ``unexpected`` tells that the step did not choose the kind: a traceback may be wanted. ``checkpoint`` is the newest
+    state of the step, with its number, if the server has not acknowledged it.
     """
 
     kind: FailureKind
@@ -58,11 +62,13 @@ class Failed:
     feedback: Value | None = None
     retry_after: float | None = None
     unexpected: bool = False
+    checkpoint: tuple[int, Value] | None = None
 
     @property
     def size(self) -> int:
         """At most how many bytes it takes in a frame, its lease left out."""
-        return 4 * (len(self.code) + len(self.message)) + (self.feedback.size if self.feedback else 0)
+        size = 4 * (len(self.code) + len(self.message)) + (self.feedback.size if self.feedback else 0)
+        return size if self.checkpoint is None else size + self.checkpoint[1].size + _CHECKPOINT_OVERHEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,9 @@ def kind_of(error: StepError) -> FailureKind:
 
 def failed(error: BaseException, max_payload_bytes: int) -> Failed:
     """Make a failure of what a step raised. Never raises."""
-    decisive = _decisive(error)
+    spoken = list(_spoken(error))
+    # The first of the most final kind.
+    decisive = max(spoken, key=lambda candidate: _FINALITY[kind_of(candidate)], default=None)
     if decisive is None:
         name = type(error).__name__
         return Failed(FailureKind.OPERATIONAL, clean(name, MAX_CODE), clean(text_of(error) or name), unexpected=True)
@@ -115,8 +123,13 @@ def failed(error: BaseException, max_payload_bytes: int) -> Failed:
         code=clean(str(decisive.code or type(decisive).__name__), MAX_CODE),
         message=clean(message),
         feedback=feedback,
-        retry_after=decisive.retry_after if isinstance(decisive, OperationalError) else None,
+        retry_after=_longest_delay(spoken) if kind_of(decisive) is FailureKind.OPERATIONAL else None,
     )
+
+
+def stopped(reason: str) -> Failed:
+    """The failure of an attempt that ended because it was asked to."""
+    return Failed(FailureKind.OPERATIONAL, "StepCancelled", f"the step stopped because it was asked to: {reason}")
 
 
 def not_recordable(message: str) -> Failed:
@@ -132,13 +145,9 @@ def text_of(error: BaseException) -> str:
         return f"(its text can't be had: {type(fault).__name__})"
 
 
-def _decisive(error: BaseException) -> StepError | None:
-    """The error that says what kind of failure it is, if any does."""
-    found: StepError | None = None
-    for candidate in _spoken(error):
-        if found is None or _FINALITY[kind_of(candidate)] > _FINALITY[kind_of(found)]:
-            found = candidate
-    return found
+def _longest_delay(errors: list[StepError]) -> float | None:
+    delays = (error.retry_after for error in errors if isinstance(error, OperationalError))
+    return max((delay for delay in delays if delay is not None), default=None)
 
 
 def _spoken(error: BaseException) -> Iterator[StepError]:

@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fencepost.failure import Completed, Failed
-from fencepost.models import FAILURE_KIND_NUMBERS, fill_payload
+from fencepost.models import FAILURE_KIND_NUMBERS, fill_payload, payload_size
 from fencepost.v1 import worker_service_pb2 as pb
 
 if TYPE_CHECKING:
     from google.protobuf.duration_pb2 import Duration
 
+    from fencepost.codec import Value
     from fencepost.lease import Lease
 
 # What an item takes beside its payload and texts: three numbers, a UUID, tags and lengths, rounded up.
@@ -79,3 +80,44 @@ def _fill_failure(item: pb.FailItem, lease: Lease, outcome: Failed) -> None:
         item.retry_after.seconds = int(seconds)
         item.retry_after.nanos = int(nanos * 1e9)
         item.retry_after.SetInParent()
+    if outcome.checkpoint is not None:
+        item.checkpoint.number, state = outcome.checkpoint
+        fill_payload(item.checkpoint.state, state)
+        item.checkpoint.state.SetInParent()
+
+
+def fill_checkpoints(frame: pb.SessionRequest, leases: Iterable[Lease]) -> None:
+    """Write the states that are on their way into a Checkpoint frame."""
+    for lease in leases:
+        saving = lease.saving
+        if saving is not None:
+            item = frame.checkpoint.items.add()
+            fill_ref(item.task, lease)
+            item.number = saving.number
+            fill_payload(item.state, saving.state)
+            # Present even if it is null, which leaves the payload empty.
+            item.state.SetInParent()
+
+
+def fill_heartbeat(heartbeat: pb.Heartbeat, leases: Iterable[Lease], max_bytes: int) -> None:
+    """Write the names of leases, and the progress that their steps have told since the last one.
+
+    What of it there is no room for is told by the next one.
+    """
+    told: list[tuple[Lease, Value]] = []
+    room = max_bytes
+    for lease in leases:
+        fill_ref(heartbeat.tasks.add(), lease)
+        room -= ITEM_OVERHEAD
+        # Read once: the step's thread may set another at any time.
+        progress = lease.progress
+        if progress is not None and progress is not lease.progress_sent:
+            told.append((lease, progress))
+    for lease, progress in told:
+        room -= ITEM_OVERHEAD + payload_size(progress)
+        if room < 0:
+            break
+        item = heartbeat.progress.add()
+        fill_ref(item.task, lease)
+        fill_payload(item.progress, progress)
+        lease.progress_sent = progress

@@ -5,6 +5,9 @@ outcome; the executor (other threads) begins it and reports how it ended. The fi
 by that side only, but for `begun` and `withdrawn`, which both set under the executor's lock: a task is either
 begun or taken back.
 
+What the step says while it runs: checkpoints are numbered and handed over under `numbering`, so that they reach
+the session in the order of their numbers; progress is one attribute, which the step sets and the session reads.
+
 Not a dataclass and not frozen: one of these is made for every task, on the hot path.
 """
 
@@ -18,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import asyncio
 
+    from fencepost.checkpoints import Saving
     from fencepost.codec import Value
     from fencepost.failure import Outcome
     from fencepost.models import Failure
@@ -42,12 +46,35 @@ one for all, because waiting for it is rare and making one is not free.
 """
 
 
+numbering = threading.Lock()
+"""Held while a checkpoint is numbered and handed over: one for all, for a moment, for the same reason."""
+
+
+class TaskKind(enum.StrEnum):
+    """What is to be done with a task. One that this SDK does not know yet is UNSPECIFIED, and is not run."""
+
+    UNSPECIFIED = "UNSPECIFIED"
+    STEP = "STEP"
+    UNDO = "UNDO"
+
+
 class CancelReason(enum.StrEnum):
-    """Why a step's context was cancelled."""
+    """Why a step's context was cancelled.
+
+    After RUN_CANCELLED and RUN_ENDED a step has a grace in which its outcome still counts; after the others none
+    of it will.
+    """
 
     LEASE_LOST = "LEASE_LOST"
     ATTEMPT_TIMEOUT = "ATTEMPT_TIMEOUT"
     WORKER_SHUTDOWN = "WORKER_SHUTDOWN"
+    RUN_CANCELLED = "RUN_CANCELLED"
+    RUN_ENDED = "RUN_ENDED"
+
+    @property
+    def has_grace(self) -> bool:
+        """Whether what the step ends with may still count."""
+        return self in {CancelReason.RUN_CANCELLED, CancelReason.RUN_ENDED}
 
 
 class Owner(Protocol):
@@ -56,17 +83,30 @@ class Owner(Protocol):
     def finish(self, lease: Lease, outcome: Outcome) -> None:
         """The executor is done with the lease."""
 
+    def save(self, lease: Lease, saving: Saving) -> None:
+        """The step has a new state."""
+
+
+class Reporter(Protocol):
+    """Brings what a step says while it runs to the session's thread: the executor."""
+
+    def report(self, lease: Lease, saving: Saving) -> None:
+        """Hand over a checkpoint; from any thread."""
+
 
 class Lease:
     """A task on lease.
 
-    Times are readings of `clock`; ``deadline`` is when the attempt times out, 0.0 for never.
+    Times are readings of `clock`; ``deadline`` is when the attempt times out, 0.0 for never. ``checkpoint`` is the
+    newest state with its number, (0, None) without any. ``undo_output`` and ``unfinished`` are of UNDO tasks.
     """
 
     __slots__ = (
         "attempt",
         "begun",
+        "cancel_deadline",
         "cancel_reason",
+        "checkpoint",
         "deadline",
         "definition_hash",
         "expires_at",
@@ -74,19 +114,27 @@ class Lease:
         "idempotency_key",
         "input",
         "key",
+        "kind",
         "lease_seconds",
         "max_payload_bytes",
         "node_id",
         "outcome",
         "owner",
+        "progress",
+        "progress_sent",
         "refusals",
+        "reporter",
         "resends",
         "run_id",
         "runner",
+        "saving",
         "sent",
         "step",
         "task_id",
         "token",
+        "undo_output",
+        "unfinished",
+        "unsaved",
         "user_id",
         "withdrawn",
         "workflow_id",
@@ -112,6 +160,10 @@ class Lease:
         idempotency_key: str,
         user_id: str,
         max_payload_bytes: int,
+        kind: TaskKind = TaskKind.STEP,
+        undo_output: Value | None = None,
+        unfinished: bool = False,
+        checkpoint: tuple[int, Value | None] = (0, None),
     ) -> None:
         self.owner = owner
         self.step = step
@@ -131,18 +183,32 @@ class Lease:
         self.idempotency_key = idempotency_key
         self.user_id = user_id
         self.max_payload_bytes = max_payload_bytes
+        self.kind = kind
+        self.undo_output = undo_output
+        self.unfinished = unfinished
         # Of the session: what is to be sent or was sent, whether it is on its way, how often it was refused for what
         # it is, and how often by a fault of the server.
         self.outcome: Outcome | None = None
         self.sent = False
         self.refusals = 0
         self.resends = 0
+        # Of the session: the newest state that is not on its way, and the one that is; the last progress told.
+        self.unsaved: Saving | None = None
+        self.saving: Saving | None = None
+        self.progress_sent: Value | None = None
         # Of both, under the executor's lock.
         self.begun = False
         self.withdrawn = False
-        # Set once by the session, read by the step.
+        # Set by the session, read by the step; the reason may become a harder one. The time is that up to which an
+        # outcome counts, if the reason leaves any.
         self.cancel_reason: CancelReason | None = None
+        self.cancel_deadline = 0.0
+        # Set by the step, read by the session.
+        self.progress: Value | None = None
+        # Of the step, under `numbering`.
+        self.checkpoint = checkpoint
         # Of the executor.
+        self.reporter: Reporter | None = None
         self.runner: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:

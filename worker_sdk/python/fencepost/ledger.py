@@ -4,7 +4,8 @@ Every lease is in ``held`` from its Tasks frame until it is settled (its outcome
 was found lost while its step ran) or superseded (the same task came again with a newer token). One that is
 held has either no outcome, while its step is queued or runs, or an outcome that waits, is on its way
 (`Lease.sent`), or is put off for a moment. A step that runs on although its lease is gone, or its attempt has
-timed out, is a zombie: it takes up a slot until its code ends.
+timed out, is a zombie: it takes up a slot until its code ends. One that is only asked to stop (its run ends) is held
+as before: what it reports in its grace counts.
 
 Used by one thread, that of the session's loop.
 """
@@ -17,8 +18,10 @@ import logging
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from fencepost.checkpoints import AT_FAULT, RESEND_DELAY, TRANSIENT, Checkpoints, Saving
+from fencepost.errors import LeaseLost
 from fencepost.failure import ATTEMPT_TIMEOUT, Completed, Failed, Outcome, Released, clean, not_recordable
 from fencepost.lease import CancelReason, Lease
 from fencepost.models import FailureKind
@@ -27,29 +30,10 @@ from fencepost.v1 import worker_service_pb2 as pb
 
 logger = logging.getLogger("fencepost.worker")
 
-RESEND_DELAY = 1.0
 _MAX_REFUSALS = 2
 _MAX_RESENDS = 5
 _LEASE_CHECK_INTERVAL = 1.0
-
-# The item is at fault and its lease is still here: another outcome must go in its place.
-_AT_FAULT = frozenset(
-    {
-        error_pb2.ERROR_REASON_INVALID_FRAME,
-        error_pb2.ERROR_REASON_INVALID_REQUEST,
-        error_pb2.ERROR_REASON_INVALID_JSON,
-        error_pb2.ERROR_REASON_PAYLOAD_TOO_LARGE,
-        error_pb2.ERROR_REASON_FRAME_TOO_LARGE,
-    }
-)
-# The server could not do it now; the item is as good as before.
-_TRANSIENT = frozenset(
-    {
-        error_pb2.ERROR_REASON_DATABASE_UNAVAILABLE,
-        error_pb2.ERROR_REASON_OVERLOADED,
-        error_pb2.ERROR_REASON_SERVER_DRAINING,
-    }
-)
+_ENDED = "the attempt has ended: no checkpoint of it will count"
 
 
 @dataclass(slots=True)
@@ -72,7 +56,7 @@ class Counters:
 class Effects:
     """What is to be done after a frame or a tick.
 
-    ``start`` are new leases to run, ``cancel`` leases whose step must stop (their `cancel_reason` is set),
+    ``start`` are new leases to run, ``cancel`` leases whose step should stop (their `cancel_reason` is set),
     ``drain`` tells that the server wants the session to be replaced, ``rebuild`` why its stream must be given
     up.
     """
@@ -95,6 +79,7 @@ class Ledger:
             Completed: deque(),
             Released: deque(),
         }
+        self.checkpoints = Checkpoints()
         self._later: deque[tuple[float, Lease]] = deque()
         self._timeouts: list[tuple[float, int, Lease]] = []
         self._tie = itertools.count()
@@ -131,8 +116,21 @@ class Ledger:
             return
         self.give(lease, outcome)
 
+    def save(self, lease: Lease, saving: Saving) -> None:
+        """A step has a new state; it counts if the lease is still held and its attempt has not ended."""
+        if self.holds(lease) and lease.outcome is None:
+            self.checkpoints.save(lease, saving)
+        else:
+            saving.fail(LeaseLost(_ENDED))
+
     def give(self, lease: Lease, outcome: Outcome) -> None:
-        """Set the outcome of a lease that has none, or another one in its place, and send it."""
+        """Set the outcome of a lease that has none, or another one in its place, and send it.
+
+        A failure takes the state along that no Ack has answered: it might not arrive by itself any more.
+        """
+        unsaved = self.checkpoints.end(lease, _ENDED)
+        if unsaved is not None and isinstance(outcome, Failed):
+            outcome = replace(outcome, checkpoint=unsaved)
         lease.outcome = outcome
         self.enqueue(lease)
 
@@ -175,8 +173,22 @@ class Ledger:
             del self.held[lease.key]
             self.counters.lost += 1
 
+    def wanted_to_stop(self, lease: Lease, reason: CancelReason, until: float, effects: Effects) -> None:
+        """The run of a step ends: it should stop, and may still report up to ``until``. Told again, nothing changes but
+        that the time may become shorter.
+        """
+        if not self.holds(lease) or lease.outcome is not None:
+            return
+        if lease.cancel_reason is None:
+            lease.cancel_deadline = until
+            lease.cancel_reason = reason
+            effects.cancel.append(lease)
+        else:
+            lease.cancel_deadline = min(lease.cancel_deadline, until)
+
     def _drop(self, lease: Lease, effects: Effects, reason: CancelReason = CancelReason.LEASE_LOST) -> None:
         del self.held[lease.key]
+        self.checkpoints.end(lease, "the lease is lost: no checkpoint of it will count")
         lease.cancel_reason = reason
         self.counters.zombies += 1
         self.counters.lost += 1
@@ -211,9 +223,9 @@ class Ledger:
         """
         if not self.holds(lease):
             return
-        if reason not in _AT_FAULT:
+        if reason not in AT_FAULT:  # which leave the lease here, so that another outcome must go in its place
             # A fault of the server that this item brings about each time must not be met for ever.
-            lease.resends += reason not in _TRANSIENT
+            lease.resends += reason not in TRANSIENT
             if lease.resends <= _MAX_RESENDS:
                 lease.sent = False
                 self._later.append((now + RESEND_DELAY, lease))
@@ -256,6 +268,8 @@ class Ledger:
             due = min(due, self._timeouts[0][0])
         if self._later:
             due = min(due, self._later[0][0])
+        if (checkpoints := self.checkpoints.due) is not None:
+            due = min(due, checkpoints)
         return due
 
     def tick(self, now: float, effects: Effects) -> None:
@@ -280,6 +294,7 @@ class Ledger:
             lease = self._later.popleft()[1]
             if self.holds(lease):
                 self.enqueue(lease)
+        self.checkpoints.tick(now)
         if self._cancel_after_lease is not None and self._lease_check_due <= now:
             for lease in list(self.held.values()):
                 if lease.outcome is None and lease.expires_at + self._cancel_after_lease <= now:

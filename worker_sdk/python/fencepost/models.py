@@ -1,4 +1,4 @@
-"""What the client returns: runs, their events and definitions, as plain frozen values.
+"""What the client returns: runs and definitions, as plain frozen values (`events` and `schedules` have the rest).
 
 Times are aware datetimes in UTC, by the database's clock. Conversions from the contract's messages are
 functions of this module; nothing else of the SDK's public surface shows a message.
@@ -9,17 +9,18 @@ from __future__ import annotations
 import datetime as dt
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
-from fencepost.codec import NULL, Value
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from fencepost.codec import NULL, Value, utf8_length
 from fencepost.errors import Violation
 from fencepost.v1 import definition_service_pb2, payload_pb2, run_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from google.protobuf.timestamp_pb2 import Timestamp
 
     from fencepost.v1 import run_service_pb2
 
@@ -35,11 +36,24 @@ class RunState(enum.StrEnum):
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
     BLOCKED = "BLOCKED"
+    WAITING = "WAITING"
+    PAUSED = "PAUSED"
+    ENDING = "ENDING"
+    UNDOING = "UNDOING"
+    CANCELLED = "CANCELLED"
+    TERMINATED = "TERMINATED"
+    CONTINUED = "CONTINUED"
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing changes the run any more."""
-        return self in {RunState.COMPLETED, RunState.FAILED}
+        """Whether nothing changes the run any more, but a retry of a FAILED one."""
+        return self in {
+            RunState.COMPLETED,
+            RunState.FAILED,
+            RunState.CANCELLED,
+            RunState.TERMINATED,
+            RunState.CONTINUED,
+        }
 
 
 class StepState(enum.StrEnum):
@@ -67,25 +81,7 @@ class DefinitionState(enum.StrEnum):
     UNSPECIFIED = "UNSPECIFIED"
     ACTIVE = "ACTIVE"
     PREVIOUS = "PREVIOUS"
-
-
-class EventKind(enum.StrEnum):
-    """What an event tells. One that this SDK does not know yet is UNKNOWN."""
-
-    UNKNOWN = "unknown"
-    RUN_STARTED = "run_started"
-    STEP_SCHEDULED = "step_scheduled"
-    STEP_RETRYING = "step_retrying"
-    STEP_COMPLETED = "step_completed"
-    STEP_FAILED = "step_failed"
-    RUN_COMPLETED = "run_completed"
-    RUN_FAILED = "run_failed"
-    RUN_BLOCKED = "run_blocked"
-
-    @property
-    def is_final(self) -> bool:
-        """Whether no event follows."""
-        return self in {EventKind.RUN_COMPLETED, EventKind.RUN_FAILED}
+    REMOVED = "REMOVED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +100,9 @@ class Failure:
 class OpenStep:
     """A step of a run that has not ended.
 
-    ``lease_expire_time`` and ``worker_name`` are set while it is LEASED.
+    ``lease_expire_time`` and ``worker_name`` are set while it is LEASED; ``undo`` tells that it undoes a step;
+    ``scope_id`` and ``item`` say in which branch or item of a parallel or map node it is (0 for none);
+    ``checkpoint_number`` is that of its newest checkpoint, ``progress`` what its worker last said of it.
     """
 
     task_id: int
@@ -119,11 +117,34 @@ class OpenStep:
     lease_expire_time: dt.datetime | None
     worker_name: str
     last_failure: Failure | None
+    undo: bool = False
+    scope_id: int = 0
+    item: int = 0
+    checkpoint_number: int = 0
+    progress: Value | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWait:
+    """Something other than a step that a run waits for: a time, a signal or the end of a child run, one of the three.
+
+    ``seq`` is the number of the event that began the wait.
+    """
+
+    seq: int
+    node_id: str
+    fire_time: dt.datetime | None = None
+    signal_name: str = ""
+    child_run_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as it was when the server answered. Lists leave out ``input``, ``output`` and ``open_steps``."""
+    """A run as it was when the server answered.
+
+    Lists leave out ``input``, ``output``, ``open_steps`` and ``open_waits``. ``ending`` is what a run that is about to
+    end will end as, None for others.
+    """
 
     run_id: str
     namespace: str
@@ -141,47 +162,15 @@ class Run:
     last_seq: int
     open_steps: tuple[OpenStep, ...]
     dedupe_key: str = ""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    ending: RunState | None = None
+    parent_run_id: str = ""
+    open_waits: tuple[OpenWait, ...] = ()
 
     @property
     def ended(self) -> bool:
         """Whether it is over."""
         return self.state.is_final
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One entry of a run's history. Fields that its kind does not have keep their defaults.
-
-    ``payload`` is the run's input (run_started) or the step's output (step_completed); ``input_seq`` and
-    ``output_seq`` are the numbers of the events that hold a step's input and the run's output; ``ready_time``
-    is when the next attempt may be taken (step_retrying).
-    """
-
-    seq: int
-    time: dt.datetime
-    kind: EventKind
-    workflow_id: str = ""
-    definition_hash: str = ""
-    task_id: int = 0
-    node_id: str = ""
-    handler: str = ""
-    queue: str = ""
-    attempt: int = 0
-    fencing_token: int = 0
-    payload: Value | None = None
-    failure: Failure | None = None
-    input_seq: int = 0
-    output_seq: int = 0
-    ready_time: dt.datetime | None = None
-    operational_failures: int = 0
-    corrective_failures: int = 0
-
-    def __str__(self) -> str:
-        """What people want to read of it, in one line; the payload is left out."""
-        parts = [str(self.seq), self.kind.value, self.node_id, f"attempt {self.attempt}" if self.attempt else ""]
-        if self.failure is not None:
-            parts.append(f"{self.failure.kind.value} {self.failure.code}: {self.failure.message}".partition("\n")[0])
-        return " ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +208,36 @@ class StartRun:
     definition_hash: str = ""
     dedupe_key: str = ""
     on_active_duplicate: DuplicatePolicy = "conflict"
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    start_delay: float = 0.0
+    run_timeout: float | None = None
 
 
-def _enum(kind: type[E], wrapper: Any, prefix: str, number: int) -> dict[int, E]:
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """A signal that a run was given: the state of the run then, and the number of the signal's event."""
+
+    state: RunState
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """A definition that new runs take now; ``previous_hash`` is that of the one before, '' if there was none."""
+
+    definition: Definition
+    previous_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """A definition that was removed. ``remaining_runs`` of its runs have not ended: repeat it until none remains."""
+
+    definition: Definition
+    remaining_runs: int
+
+
+def enum_of(kind: type[E], wrapper: Any, prefix: str, number: int) -> dict[int, E]:
     """Map the numbers of a contract's enum to the values of ours; what we lack becomes ``number``'s."""
     values: dict[int, E] = {}
     for name, value in wrapper.items():
@@ -230,13 +246,13 @@ def _enum(kind: type[E], wrapper: Any, prefix: str, number: int) -> dict[int, E]
     return values
 
 
-_RUN_STATES = _enum(RunState, run_pb2.RunState, "RUN_STATE_", 0)
-_STEP_STATES = _enum(StepState, run_pb2.StepState, "STEP_STATE_", 0)
-_FAILURE_KINDS = _enum(FailureKind, run_pb2.FailureKind, "FAILURE_KIND_", 0)
-_DEFINITION_STATES = _enum(DefinitionState, definition_service_pb2.DefinitionState, "DEFINITION_STATE_", 0)
+RUN_STATES = enum_of(RunState, run_pb2.RunState, "RUN_STATE_", 0)
+_STEP_STATES = enum_of(StepState, run_pb2.StepState, "STEP_STATE_", 0)
+_FAILURE_KINDS = enum_of(FailureKind, run_pb2.FailureKind, "FAILURE_KIND_", 0)
+_DEFINITION_STATES = enum_of(DefinitionState, definition_service_pb2.DefinitionState, "DEFINITION_STATE_", 0)
 # Each of ours has a number of the contract's; UNSPECIFIED has 0, whatever else was mapped to it.
 RUN_STATE_NUMBERS: dict[RunState, run_pb2.RunState.ValueType] = {
-    state: cast("run_pb2.RunState.ValueType", number) for number, state in reversed(_RUN_STATES.items())
+    state: cast("run_pb2.RunState.ValueType", number) for number, state in reversed(RUN_STATES.items())
 }
 FAILURE_KIND_NUMBERS = {kind: run_pb2.FailureKind.Value(f"FAILURE_KIND_{kind.name}") for kind in FailureKind}
 
@@ -249,6 +265,23 @@ def time_of(stamp: Timestamp) -> dt.datetime:
     return stamp.ToDatetime(tzinfo=dt.UTC)
 
 
+def stamp_of(when: dt.datetime) -> Timestamp:
+    """An aware datetime as a Timestamp. Raises ValueError for a naive one, which no server could know the zone of."""
+    if when.tzinfo is None:
+        raise ValueError(f"{when!r} has no time zone: give it one, such as datetime.UTC")
+    stamp = Timestamp()
+    stamp.FromDatetime(when)
+    return stamp
+
+
+def duration_of(seconds: float) -> Duration:
+    """Seconds as a Duration."""
+    nanos = round(seconds * 1e9)
+    sign = -1 if nanos < 0 else 1
+    whole, rest = divmod(abs(nanos), 1_000_000_000)
+    return Duration(seconds=sign * whole, nanos=sign * rest)
+
+
 def value_of(payload: payload_pb2.Payload) -> Value:
     """A Payload as a Value."""
     metadata = dict(payload.metadata) if payload.metadata else _NO_METADATA
@@ -257,6 +290,11 @@ def value_of(payload: payload_pb2.Payload) -> Value:
     if payload.HasField("binary"):
         return Value(None, payload.binary, metadata)
     return Value(metadata=metadata) if metadata else NULL
+
+
+def payload_size(value: Value) -> int:
+    """How many bytes a payload has, its metadata included."""
+    return value.size + sum(utf8_length(key) + utf8_length(text) for key, text in value.metadata.items())
 
 
 def fill_payload(payload: payload_pb2.Payload, value: Value) -> None:
@@ -288,7 +326,7 @@ def run_of(run: run_pb2.Run) -> Run:
         namespace=run.namespace,
         workflow_id=run.workflow_id,
         definition_hash=run.definition_hash,
-        state=_RUN_STATES.get(run.state, RunState.UNSPECIFIED),
+        state=RUN_STATES.get(run.state, RunState.UNSPECIFIED),
         user_id=run.user_id,
         request_key=run.request_key,
         priority=run.priority,
@@ -300,6 +338,20 @@ def run_of(run: run_pb2.Run) -> Run:
         last_seq=run.last_seq,
         open_steps=tuple(_open_step_of(step) for step in run.open_steps),
         dedupe_key=run.dedupe_key,
+        attributes=dict(run.attributes),
+        ending=RUN_STATES.get(run.ending, RunState.UNSPECIFIED) if run.ending else None,
+        parent_run_id=run.parent_run_id,
+        open_waits=tuple(_open_wait_of(wait) for wait in run.open_waits),
+    )
+
+
+def _open_wait_of(wait: run_pb2.OpenWait) -> OpenWait:
+    return OpenWait(
+        seq=wait.seq,
+        node_id=wait.node_id,
+        fire_time=time_of(wait.fire_time) if wait.HasField("fire_time") else None,
+        signal_name=wait.signal_name,
+        child_run_id=wait.child_run_id,
     )
 
 
@@ -317,38 +369,11 @@ def _open_step_of(step: run_pb2.OpenStep) -> OpenStep:
         lease_expire_time=time_of(step.lease_expire_time) if step.HasField("lease_expire_time") else None,
         worker_name=step.worker_name,
         last_failure=failure_of(step.last_failure) if step.HasField("last_failure") else None,
-    )
-
-
-def _details_of(event: run_pb2.Event) -> dict[str, Any]:
-    """The fields of an event's kind under the names that `Event` has."""
-    kind = event.WhichOneof("kind")
-    if kind is None:
-        return {}
-    details = getattr(event, kind)
-    found: dict[str, Any] = {}
-    for field, value in details.ListFields():
-        if field.name in {"input", "output"}:
-            found["payload"] = value_of(value)
-        elif field.name == "failure":
-            found["failure"] = failure_of(value)
-        elif field.name == "ready_time":
-            found["ready_time"] = time_of(value)
-        elif field.name in Event.__slots__:
-            found[field.name] = value
-    if kind in {"run_started", "step_completed"}:
-        found.setdefault("payload", NULL)
-    return found
-
-
-def event_of(event: run_pb2.Event) -> Event:
-    """An Event message as a value."""
-    kind = event.WhichOneof("kind") or "unknown"
-    return Event(
-        seq=event.seq,
-        time=time_of(event.event_time),
-        kind=EventKind(kind) if kind in set(EventKind) else EventKind.UNKNOWN,
-        **_details_of(event),
+        undo=step.undo,
+        scope_id=step.scope_id,
+        item=step.item,
+        checkpoint_number=step.checkpoint_number,
+        progress=value_of(step.progress) if step.HasField("progress") else None,
     )
 
 

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fencepost.channel import Backoff, Targets
+from fencepost.checkpoints import Saving
 from fencepost.executor import Executor
 from fencepost.failure import Released
+from fencepost.identity import Identity
 from fencepost.link import Link
-from fencepost.session import Identity, Session
+from fencepost.session import Session
 
 if TYPE_CHECKING:
     from fencepost.lease import Lease
@@ -114,6 +116,8 @@ class Runtime:
                 if self._current is link:
                     self._current = None
                 if not task.cancelled() and (error := task.exception()) is not None:
+                    # Nobody will ever take what its steps say; those that wait for an answer must not wait for ever.
+                    self._cancel(link.session.cut_off().cancel)
                     return error
         self._share_slots()
         return None
@@ -146,9 +150,13 @@ class Runtime:
                 lease.owner.finish(lease, Released())
 
     def _deliver(self) -> None:
-        for lease, outcome in self._executor.take_results():
-            if lease.owner is not None:
-                lease.owner.finish(lease, outcome)
+        for lease, result in self._executor.take_results():
+            if lease.owner is None:
+                continue
+            if isinstance(result, Saving):
+                lease.owner.save(lease, result)
+            else:
+                lease.owner.finish(lease, result)
         self._share_slots()
         for link in self._links:
             link.wake()

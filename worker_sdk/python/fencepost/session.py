@@ -7,6 +7,8 @@ A `Session` lives over reconnects: each stream begins with `begin`, then `next_f
   it.
 - A heartbeat that finds a lease gone does not decide about an outcome that exists: its own Ack does, because
   the two frames may be handled in either order.
+- A step that should stop because its run ends keeps its lease: what it reports up to the end of its grace counts, and
+  the server says when that is over.
 - Whether a lease has run out is the server's to say. While nothing can be heard from it a step goes on, and
   the fencing token decides about its result (``cancel_after_lease`` limits that, for those who want it).
 
@@ -20,17 +22,26 @@ import logging
 import math
 import uuid
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from fencepost.checkpoints import Saving
 from fencepost.failure import WORKER_SHUTDOWN, Failed, Outcome, Released
-from fencepost.frames import fill_outcomes, fill_ref, seconds_of, take
+from fencepost.frames import (
+    ITEM_OVERHEAD,
+    fill_checkpoints,
+    fill_heartbeat,
+    fill_outcomes,
+    fill_ref,
+    seconds_of,
+    take,
+)
+from fencepost.heartbeats import Heartbeats
+from fencepost.identity import UNKNOWN_STEP, Identity
 from fencepost.lease import CancelReason, Lease
 from fencepost.ledger import Counters, Effects, Ledger
-from fencepost.models import FailureKind, failure_of, value_of
-from fencepost.steps import Step
-from fencepost.v1 import error_pb2
+from fencepost.models import FailureKind
+from fencepost.v1 import error_pb2, run_service_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 
 logger = logging.getLogger("fencepost.worker")
@@ -40,30 +51,23 @@ MAX_PREVIOUS_SESSIONS = 16
 WELCOME_TIMEOUT = 10.0
 MISSED_PINGS = 3
 MAX_UNANSWERED_HEARTBEATS = 64
-_HEARTBEAT_RETRY = 1.0
-_MIN_HEARTBEAT = 0.05
 _FRAME_SLACK = 1024
 _MAX_SENT_TIMES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who the worker is, as every Hello says it, and the steps that it can run, by name."""
+class _Cargo(enum.Enum):
+    """What the items of a frame are."""
 
-    namespace: str
-    worker_name: str
-    process_nonce: str
-    sdk_version: str
-    steps: Mapping[str, Step[..., Any]]
-    labels: Mapping[str, str]
-    max_frame_bytes: int
+    HEARTBEAT = enum.auto()
+    CHECKPOINT = enum.auto()
+    OUTCOME = enum.auto()
 
 
 @dataclass(slots=True)
 class _Flight:
     """A frame whose Ack is awaited: its leases by index, None for what was answered."""
 
-    is_heartbeat: bool
+    cargo: _Cargo
     leases: list[Lease | None]
     sent_at: float
     left: int
@@ -97,11 +101,12 @@ class Session:
         # Sessions that may own leases: those whose Welcome did not come, newest first, and the last one whose did.
         self._unwelcomed: deque[str] = deque(maxlen=MAX_PREVIOUS_SESSIONS - 1)
         self._last_welcomed = ""
-        self._turns: deque[type[Outcome]] = deque(self.ledger.outbox)
+        # Whose turn it is to be written: outcomes of a class, or checkpoints (None).
+        self._turns: deque[type[Outcome] | None] = deque([None, *self.ledger.outbox])
+        self._heartbeats = Heartbeats()
         self._max_payload_bytes = 1 << 20
         self._max_frame_bytes = 3 << 20
         self._max_frame_items = 1000
-        self._heartbeat_interval = 20.0
         self._ping_interval = 5.0
         self._reset(0.0)
 
@@ -113,9 +118,7 @@ class Session:
         self._flights: dict[int, _Flight] = {}
         self._unanswered_heartbeats: deque[int] = deque()
         self._pongs: deque[int] = deque(maxlen=16)
-        self._heartbeats: deque[list[Lease]] = deque()
-        self._heartbeat_tasks_number = 0
-        self._heartbeat_due = math.inf
+        self._heartbeats.reset()
         self._tasks_number = 0
         self._capacity_sent = -1
         self._goodbye_frame = 0
@@ -148,10 +151,12 @@ class Session:
     def begin(self, now: float) -> None:
         """A new stream is made: its first frame is a Hello that names what is still held."""
         for flight in self._flights.values():
-            if flight.is_heartbeat:
-                continue
             for lease in flight.leases:
-                if lease is not None and self.ledger.holds(lease):
+                if lease is None or flight.cargo is _Cargo.HEARTBEAT:
+                    continue
+                if flight.cargo is _Cargo.CHECKPOINT:
+                    self.ledger.checkpoints.unsent(lease)
+                elif self.ledger.holds(lease):
                     self.ledger.enqueue(lease)
         self._reset(now)
         self._phase = _Phase.NEW
@@ -185,14 +190,15 @@ class Session:
             frame.capacity.capacity = self._capacity_sent = self.capacity
             frame.capacity.SetInParent()
             return frame
-        if self._heartbeats:
+        if self._heartbeats.waiting:
             return self._heartbeat_frame(now)
         for _ in range(len(self._turns)):
-            waiting = self.ledger.outbox[self._turns[0]]
+            turn = self._turns[0]
             # The turn goes round, so that no class of outcomes can starve another.
             self._turns.rotate(-1)
-            if waiting and (outcomes := self._outcomes_frame(waiting, now)) is not None:
-                return outcomes
+            said = self._checkpoints_frame(now) if turn is None else self._outcomes_frame(turn, now)
+            if said is not None:
+                return said
         if self.leaving and not self.ledger.held and not self._goodbye_frame:
             frame = self._numbered(now)
             frame.goodbye.SetInParent()
@@ -215,16 +221,8 @@ class Session:
         frame = self._numbered(now)
         hello = frame.hello
         hello.protocol_version = PROTOCOL_VERSION
-        hello.namespace = self.identity.namespace
-        hello.worker_name = self.identity.worker_name
-        hello.process_nonce = self.identity.process_nonce
-        hello.sdk_name = "fencepost-python"
-        hello.sdk_version = self.identity.sdk_version
-        hello.max_frame_bytes = self.identity.max_frame_bytes
         hello.capacity = self._capacity_sent = self.capacity
-        for step in self.identity.steps.values():
-            hello.handlers.add(name=step.name, queue=step.queue)
-        hello.labels.update(self.identity.labels)
+        self.identity.fill(hello)
         hello.previous_session_ids.extend(self._unwelcomed)
         if self._last_welcomed:
             hello.previous_session_ids.append(self._last_welcomed)
@@ -237,13 +235,12 @@ class Session:
         return frame
 
     def _heartbeat_frame(self, now: float) -> pb.SessionRequest:
-        leases = self._heartbeats.popleft()
+        leases = self._heartbeats.next()
         frame = self._numbered(now)
-        for lease in leases:
-            fill_ref(frame.heartbeat.tasks.add(), lease)
-        frame.heartbeat.last_tasks_number = self._heartbeat_tasks_number
-        frame.heartbeat.more = bool(self._heartbeats)
-        self._flights[frame.frame_id] = _Flight(True, list(leases), now, len(leases))
+        fill_heartbeat(frame.heartbeat, leases, self._max_frame_bytes - _FRAME_SLACK)
+        frame.heartbeat.last_tasks_number = self._heartbeats.tasks_number
+        frame.heartbeat.more = self._heartbeats.waiting
+        self._fly(frame, _Cargo.HEARTBEAT, leases, now)
         self._unanswered_heartbeats.append(frame.frame_id)
         if len(self._unanswered_heartbeats) > MAX_UNANSWERED_HEARTBEATS:
             # A server without its database answers none; what the oldest ones asked is asked again by the
@@ -251,16 +248,30 @@ class Session:
             self._flights.pop(self._unanswered_heartbeats.popleft(), None)
         return frame
 
-    def _outcomes_frame(self, waiting: deque[Lease], now: float) -> pb.SessionRequest | None:
-        leases = take(waiting, self._max_frame_items, self._max_frame_bytes - _FRAME_SLACK)
+    def _outcomes_frame(self, kind: type[Outcome], now: float) -> pb.SessionRequest | None:
+        waiting = self.ledger.outbox[kind]
+        leases = take(waiting, self._max_frame_items, self._max_frame_bytes - _FRAME_SLACK) if waiting else None
         if not leases:
             return None
         frame = self._numbered(now)
         fill_outcomes(frame, leases)
         for lease in leases:
             lease.sent = True
-        self._flights[frame.frame_id] = _Flight(False, list(leases), now, len(leases))
+        self._fly(frame, _Cargo.OUTCOME, leases, now)
         return frame
+
+    def _checkpoints_frame(self, now: float) -> pb.SessionRequest | None:
+        room = self._max_frame_bytes - _FRAME_SLACK
+        leases = self.ledger.checkpoints.take(self._max_frame_items, room, ITEM_OVERHEAD)
+        if not leases:
+            return None
+        frame = self._numbered(now)
+        fill_checkpoints(frame, leases)
+        self._fly(frame, _Cargo.CHECKPOINT, leases, now)
+        return frame
+
+    def _fly(self, frame: pb.SessionRequest, cargo: _Cargo, leases: Sequence[Lease], now: float) -> None:
+        self._flights[frame.frame_id] = _Flight(cargo, list(leases), now, len(leases))
 
     # What was read.
 
@@ -286,6 +297,12 @@ class Session:
                 lease = self.ledger.find(ref)
                 if lease is not None:
                     self.ledger.revoked(lease, reason, effects)
+        elif kind == "cancel":
+            until = now + seconds_of(frame.cancel.remaining)
+            for ref in frame.cancel.tasks:
+                lease = self.ledger.find(ref)
+                if lease is not None:
+                    self.ledger.wanted_to_stop(lease, _stop_reason(frame.cancel.reason), until, effects)
         elif kind == "drain":
             effects.drain = True
         # A kind that this SDK does not know is a newer server's; it is told our version and must do without.
@@ -300,7 +317,7 @@ class Session:
         # Hello has settled what the sessions before this one owned.
         self._unwelcomed.clear()
         self._last_welcomed = welcome.session_id
-        self._heartbeat_interval = seconds_of(welcome.heartbeat_interval) or self._heartbeat_interval
+        self._heartbeats.interval = seconds_of(welcome.heartbeat_interval) or self._heartbeats.interval
         self._ping_interval = seconds_of(welcome.ping_interval) or self._ping_interval
         self._max_payload_bytes = welcome.max_payload_bytes or self._max_payload_bytes
         self._max_frame_bytes = welcome.max_frame_bytes or self._max_frame_bytes
@@ -316,7 +333,7 @@ class Session:
                 # lost.
                 self.ledger.lost(lease, effects)
         shortest = min((lease.lease_seconds for lease in self.ledger.held.values()), default=math.inf)
-        self._plan_heartbeat(shortest, hello_sent_at)
+        self._heartbeats.plan(shortest, hello_sent_at)
 
     def _take_tasks(self, tasks: pb.Tasks, now: float, effects: Effects) -> None:
         self._tasks_number = tasks.tasks_number
@@ -330,44 +347,21 @@ class Session:
                 if known.token >= ref.fencing_token:
                     continue
                 ledger.superseded(known, effects)
-            lease = self._lease_of(task, sent_at, now)
+            lease = self.identity.lease_of(task, self, sent_at, now, self._max_payload_bytes)
             ledger.add(lease, now)
             shortest = min(shortest, lease.lease_seconds)
             if lease.step is not UNKNOWN_STEP:
                 effects.start.append(lease)
             else:
                 # Somebody else may know it; three times it costs no attempt.
-                logger.error("a task came for handler %r, which this worker did not offer", task.handler)
+                logger.error(
+                    "a %s task came for handler %r, which this worker did not offer as such",
+                    lease.kind.value,
+                    task.handler,
+                )
                 ledger.give(lease, Released())
-        self._plan_heartbeat(shortest, sent_at)
+        self._heartbeats.plan(shortest, sent_at)
         self.counters.started += len(effects.start)
-
-    def _lease_of(self, task: pb.Task, sent_at: float, now: float) -> Lease:
-        """Copy what is needed: holding on to a message would keep its whole frame in memory."""
-        ref = task.task
-        seconds = seconds_of(task.lease_duration)
-        step = self.identity.steps.get(task.handler) if task.kind == pb.TASK_KIND_STEP else None
-        return Lease(
-            owner=self,
-            step=step or UNKNOWN_STEP,
-            run_id=ref.run_id,
-            task_id=ref.task_id,
-            token=ref.fencing_token,
-            workflow_id=task.workflow_id,
-            definition_hash=task.definition_hash,
-            node_id=task.node_id,
-            attempt=task.attempt,
-            expires_at=sent_at + seconds,
-            lease_seconds=seconds,
-            # From now, unlike the lease: counted from a frame of long ago, it would end before it has begun.
-            # That the server ends it a little earlier does no harm.
-            deadline=now + seconds_of(task.attempt_timeout) if task.HasField("attempt_timeout") else 0.0,
-            input=value_of(task.input),
-            failure_before=failure_of(task.feedback) if task.HasField("feedback") else None,
-            idempotency_key=task.idempotency_key,
-            user_id=task.user_id,
-            max_payload_bytes=self._max_payload_bytes,
-        )
 
     def _time_of(self, frame_id: int) -> float:
         """When a frame of this stream was sent, or a time before it.
@@ -397,22 +391,41 @@ class Session:
                 continue
             flight.leases[result.index] = None
             flight.left -= 1
-            if not flight.is_heartbeat:
+            if flight.cargo is _Cargo.OUTCOME:
                 self.ledger.answered(lease, result, now)
-            elif result.outcome == pb.ITEM_OUTCOME_OK:
-                self._renewed(lease, flight.sent_at, seconds_of(result.lease_duration))
             elif result.outcome == pb.ITEM_OUTCOME_LEASE_LOST:
                 self.ledger.lost(lease, effects)
+            elif flight.cargo is _Cargo.HEARTBEAT:
+                self._heartbeat_answered(lease, result, flight.sent_at, effects)
+            elif result.outcome == pb.ITEM_OUTCOME_REFUSED:
+                self._checkpoint_refused(lease, result, now)
+            else:
+                self.ledger.checkpoints.saved(lease)
         if flight.left <= 0:
             del self._flights[ack.frame_id]
 
+    def _heartbeat_answered(self, lease: Lease, result: pb.ItemResult, sent_at: float, effects: Effects) -> None:
+        if result.outcome != pb.ITEM_OUTCOME_OK:
+            return
+        seconds = seconds_of(result.lease_duration)
+        self._renewed(lease, sent_at, seconds)
+        if result.cancel_wanted:
+            self.ledger.wanted_to_stop(lease, _stop_reason(result.reason), sent_at + seconds, effects)
+
+    def _checkpoint_refused(self, lease: Lease, why: pb.ItemResult | run_service_pb2.ItemError, now: float) -> None:
+        self.ledger.checkpoints.refused(lease, why.reason, why.message, why.violations, now)
+
     def _frame_refused(self, flight: _Flight, ack: pb.Ack, now: float) -> None:
-        if flight.is_heartbeat:
-            self._heartbeat_due = min(self._heartbeat_due, now + _HEARTBEAT_RETRY)
+        if flight.cargo is _Cargo.HEARTBEAT:
+            self._heartbeats.again(now)
             return
         error = ack.error
         for lease in flight.leases:
-            if lease is not None:
+            if lease is None:
+                continue
+            if flight.cargo is _Cargo.CHECKPOINT:
+                self._checkpoint_refused(lease, error, now)
+            else:
                 self.ledger.refused(lease, error.reason, error.message, error.violations, now)
 
     @staticmethod
@@ -427,7 +440,7 @@ class Session:
         """When `tick` has something to do, at the latest."""
         if self._phase is _Phase.CLOSED:
             return self.ledger.due
-        return min(self.ledger.due, self._silent_at, self._heartbeat_due)
+        return min(self.ledger.due, self._silent_at, self._heartbeats.due)
 
     def tick(self, now: float) -> Effects:
         """Do what is due at ``now``."""
@@ -438,33 +451,17 @@ class Session:
         if now >= self._silent_at:
             effects.rebuild = "nothing was heard from the server for too long"
             self._silent_at = math.inf
-        if now >= self._heartbeat_due and self._phase is _Phase.OPEN:
-            self._beat(now)
+        if now >= self._heartbeats.due and self._phase is _Phase.OPEN:
+            self._heartbeats.beat(list(self.ledger.held.values()), self._tasks_number, self._max_frame_items, now)
         return effects
-
-    def _plan_heartbeat(self, shortest: float, sent_at: float) -> None:
-        """Be in time for leases of which the shortest lasts so long from ``sent_at``; infinite if there are none."""
-        if shortest < math.inf:
-            due = sent_at + min(self._heartbeat_interval, shortest / 3)
-            self._heartbeat_due = min(self._heartbeat_due, due)
-
-    def _beat(self, now: float) -> None:
-        """Plan a heartbeat of all leases that are held now, in as many frames as it takes."""
-        leases = list(self.ledger.held.values())
-        if not leases:
-            self._heartbeat_due = math.inf
-            return
-        if not self._heartbeats:
-            # One that still waits for its turn to be written says the same.
-            for first in range(0, len(leases), self._max_frame_items):
-                self._heartbeats.append(leases[first : first + self._max_frame_items])
-            self._heartbeat_tasks_number = self._tasks_number
-        shortest = min(lease.lease_seconds for lease in leases)
-        self._heartbeat_due = now + max(min(self._heartbeat_interval, shortest / 3), _MIN_HEARTBEAT)
 
     def finish(self, lease: Lease, outcome: Outcome) -> None:
         """The executor is done with a lease."""
         self.ledger.finish(lease, outcome)
+
+    def save(self, lease: Lease, saving: Saving) -> None:
+        """A step has a new state to be saved."""
+        self.ledger.save(lease, saving)
 
     def release(self, lease: Lease) -> None:
         """Give back a lease that the executor has not begun and will not begin."""
@@ -481,8 +478,7 @@ class Session:
         return effects
 
 
-def _unknown() -> None:
-    """Never run: it stands for a handler that the worker lacks."""
-
-
-UNKNOWN_STEP: Step[..., Any] = Step(_unknown, "(unknown)")
+def _stop_reason(reason: error_pb2.ErrorReason.ValueType) -> CancelReason:
+    """Why the server wants a step to stop; that its run ends, if it does not say."""
+    is_cancelled = reason == error_pb2.ERROR_REASON_RUN_CANCELLED
+    return CancelReason.RUN_CANCELLED if is_cancelled else CancelReason.RUN_ENDED

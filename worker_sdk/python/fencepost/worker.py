@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fencepost.channel import Targets
+from fencepost.identity import Identity
 from fencepost.ledger import Counters
 from fencepost.runtime import Runtime, Settings
-from fencepost.session import Identity
 from fencepost.steps import Step
 
 logger = logging.getLogger("fencepost.worker")
@@ -58,7 +58,8 @@ class WorkerStats:
 class Worker:
     """Runs steps for the servers at ``target`` ("host:port", several separated by commas).
 
-    ``steps`` are handlers made with `fencepost.step`; at most ``slots`` of their attempts run at a time.
+    ``steps`` are handlers made with `fencepost.step` and `fencepost.undo`; at most ``slots`` of their attempts run at
+    a time.
     ``drain_timeout`` is how long, in seconds, a stopped worker lets steps finish before it cuts them off.
     ``cancel_after_lease`` cancels a step when its lease could not be renewed for that many seconds after its
     end; by default a step goes on while no server can be heard, because the server, when it is back, decides
@@ -308,19 +309,21 @@ def _version() -> str:
 
 
 def _by_name(steps: Sequence[Step[..., Any]]) -> Mapping[str, Step[..., Any]]:
-    """The steps by name.
+    """The handlers by name.
 
-    Raises TypeError for what is no step, ValueError for two of one name or a wrong number.
+    Raises TypeError for what is none, ValueError for two of one name or a wrong number.
     """
     by_name: dict[str, Step[..., Any]] = {}
     for handler in steps:
         if not isinstance(handler, Step):
-            raise TypeError(f"{handler!r} is not a step: decorate it with @fencepost.step(name)")
+            raise TypeError(
+                f"{handler!r} is not a handler: decorate it with @fencepost.step(name) or @fencepost.undo(name)"
+            )
         if handler.name in by_name:
-            raise ValueError(f"two steps are named {handler.name!r}")
+            raise ValueError(f"two handlers are named {handler.name!r}")
         by_name[handler.name] = handler
     if not 1 <= len(by_name) <= MAX_HANDLERS:
-        raise ValueError(f"a worker has 1 to {MAX_HANDLERS} steps, not {len(by_name)}")
+        raise ValueError(f"a worker has 1 to {MAX_HANDLERS} handlers, not {len(by_name)}")
     return by_name
 
 

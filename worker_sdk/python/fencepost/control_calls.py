@@ -1,0 +1,70 @@
+"""What the clients ask of runs under way: to take a signal, to end, to pause, to go on; `plans` says how.
+
+Each carries a request id, a random one unless the caller brings its own, so that a repeat gets the first answer.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from fencepost.codec import encode
+from fencepost.models import RUN_STATES, RunState, Signalled, duration_of, fill_payload
+from fencepost.plans import Asker, Plan, new_id
+from fencepost.v1 import run_pb2
+from fencepost.v1 import run_service_pb2 as runs
+
+_Control: TypeAlias = (
+    runs.CancelRunRequest
+    | runs.TerminateRunRequest
+    | runs.PauseRunRequest
+    | runs.ResumeRunRequest
+    | runs.RetryRunRequest
+)
+
+
+class ControlRequests(Asker):
+    """Plans of everything that is done to runs."""
+
+    def signal_run(self, run_id: str, signal_name: str, payload: object, request_id: str) -> Plan[Signalled]:
+        """Give a run a signal. Raises NotEncodable."""
+        request = runs.SignalRunRequest(
+            namespace=self._namespace, run_id=run_id, signal_name=signal_name, request_id=request_id or new_id()
+        )
+        fill_payload(request.payload, encode(payload))
+        response = yield from self._ask("runs", "SignalRun", request)
+        return Signalled(_state_of(response.state), response.seq)
+
+    def cancel_run(self, run_id: str, reason: str, grace: float | None, request_id: str) -> Plan[RunState]:
+        """Ask a run to end."""
+        request = runs.CancelRunRequest(run_id=run_id, reason=reason, request_id=request_id)
+        if grace is not None:
+            request.grace.CopyFrom(duration_of(grace))
+        return self._control("CancelRun", request)
+
+    def terminate_run(self, run_id: str, reason: str, request_id: str) -> Plan[RunState]:
+        """End a run at once."""
+        request = runs.TerminateRunRequest(run_id=run_id, reason=reason, request_id=request_id)
+        return self._control("TerminateRun", request)
+
+    def pause_run(self, run_id: str, reason: str, request_id: str) -> Plan[RunState]:
+        """Stop leasing steps of a run."""
+        return self._control("PauseRun", runs.PauseRunRequest(run_id=run_id, reason=reason, request_id=request_id))
+
+    def resume_run(self, run_id: str, reason: str, request_id: str) -> Plan[RunState]:
+        """Let a paused run go on."""
+        return self._control("ResumeRun", runs.ResumeRunRequest(run_id=run_id, reason=reason, request_id=request_id))
+
+    def retry_run(self, run_id: str, reason: str, skip_undo: bool, request_id: str) -> Plan[RunState]:
+        """Let a failed or blocked run go on."""
+        request = runs.RetryRunRequest(run_id=run_id, reason=reason, skip_undo=skip_undo, request_id=request_id)
+        return self._control("RetryRun", request)
+
+    def _control(self, method: str, request: _Control) -> Plan[RunState]:
+        request.namespace = self._namespace
+        request.request_id = request.request_id or new_id()
+        response = yield from self._ask("runs", method, request)
+        return _state_of(response.state)
+
+
+def _state_of(state: run_pb2.RunState.ValueType) -> RunState:
+    return RUN_STATES.get(state, RunState.UNSPECIFIED)
