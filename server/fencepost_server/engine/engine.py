@@ -88,7 +88,6 @@ class Engine:
             self.sweeper.loop,
             self.notifier.loop,
             self.listener.loop,
-            self.firing.loop,
             self.timers.loop,
             self.outbox.loop,
             self.firing.loop,
@@ -268,7 +267,6 @@ class Engine:
             self.dispatcher.forget(mark)
         self.dispatcher.hint([Ready(w.namespace, w.queue, w.handler, w.priority, w.due_in) for w in found.ready])
         self.sweeper.due_in(found.first_expiry_in)
-        self.firing.due_in(found.first_schedule_in)
         self.timers.due_in(found.first_timer_in)
         if found.messages:
             self.outbox.wake()
