@@ -8,6 +8,7 @@ from fencepost.v1 import definition_service_pb2, run_pb2
 from fencepost_server.api.events import node_id
 from fencepost_server.domain.graph import Graph
 from fencepost_server.domain.model import PARKED_UNTIL, Failure, TaskKind
+from fencepost_server.domain.rows import Control
 from fencepost_server.store.definitions import DefinitionRow
 from fencepost_server.store.runs import OpenStepRow, RunDetail, RunSummary
 from fencepost_server.store.waits import OpenWaitRow
@@ -34,6 +35,10 @@ def run_summary(run: RunSummary) -> run_pb2.Run:
     )
     if run.failure is not None:
         message.failure.CopyFrom(failure_out(Failure.from_json(run.failure)))
+    if run.control is not None and run.ended_at is None:
+        ending = Control.from_json(run.control).ending
+        if ending is not None:
+            message.ending = ending["state"]
     return message
 
 

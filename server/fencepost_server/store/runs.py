@@ -45,6 +45,8 @@ class RunSummary:
     attributes: str | None
     """JSON text of an object of strings; None: none."""
     parent_run_id: str | None
+    control: str | None
+    """JSON text of a domain.rows.Control; None: a plain sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class RunDetail:
 
 
 def _summary(row: tuple[Any, ...]) -> RunSummary:
-    run_id, namespace, workflow_id, definition_hash, *rest = row[:15]
+    run_id, namespace, workflow_id, definition_hash, *rest = row[:16]
     return RunSummary(run_id, namespace, workflow_id, bytes(definition_hash), *rest)
 
 
@@ -198,8 +200,8 @@ async def list_runs(database: Database, wanted: RunFilter, before: Place | None,
     narrow = bool(rest or params["states"] or params["failures"]) or _filters(wanted) - {lead}
     scan = _SCAN if narrow else limit
     rows = await database.rows(query("run", "list_runs"), {**params, "scan": scan, "limit": limit})
-    found = [_summary(row) for row in rows if row[15]]
-    if len(found) == limit or (rows and rows[-1][16] == scan):
+    found = [_summary(row) for row in rows if row[16]]
+    if len(found) == limit or (rows and rows[-1][17] == scan):
         return RunPage(found, (rows[-1][9], rows[-1][0]))
     return RunPage(found, None)
 

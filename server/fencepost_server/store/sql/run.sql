@@ -3,7 +3,7 @@
 -- name: get_run
 -- index: run_pkey
 select r.run_id, r.namespace, r.workflow_id, r.definition_hash, r.state, r.user_id, r.request_key, r.priority, r.failure,
-       r.created_at, r.ended_at, r.next_seq - 1, r.dedupe_key, r.attributes, r.parent_run_id
+       r.created_at, r.ended_at, r.next_seq - 1, r.dedupe_key, r.attributes, r.parent_run_id, r.control
 from run r where r.run_id = %(run_id)s and r.namespace = %(namespace)s;
 
 -- name: run_by_key
@@ -77,7 +77,7 @@ with candidates as (
     where (select count(*) from hits) < %(limit)s
 )
 select r.run_id, r.namespace, r.workflow_id, r.definition_hash, r.state, r.user_id, r.request_key, r.priority, r.failure,
-       r.created_at, r.ended_at, r.next_seq - 1, r.dedupe_key, r.attributes, r.parent_run_id, t.fits, t.scanned
+       r.created_at, r.ended_at, r.next_seq - 1, r.dedupe_key, r.attributes, r.parent_run_id, r.control, t.fits, t.scanned
 from told t cross join lateral (select * from run r where r.run_id = t.run_id offset 0) r
 order by t.fits desc, r.created_at desc, r.run_id desc;
 
