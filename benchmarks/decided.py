@@ -6,6 +6,7 @@ They are for replay.py, which writes them without deciding anything.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +17,10 @@ from benchmarks.plan import STEPS
 from benchmarks.workflow import INPUT, WORKFLOW, manifest
 from fencepost_server.config import Config
 from fencepost_server.domain.graph import Graph, compile_graph
-from fencepost_server.domain.model import Outcome, Payload, RunRow, TaskRow, first_token
-from fencepost_server.engine.fold import EventRow, Fold, NewTask, TaskKey
+from fencepost_server.domain.model import Outcome, Payload, RunRow, TaskRow, next_token
+from fencepost_server.engine.changes import Changes, EventRow, Limits, NewTask, TaskKey
+from fencepost_server.engine.context import Environment
+from fencepost_server.engine.fold import Fold, Folding
 from fencepost_server.engine.operations import Report, ReportKind, Start, WorkerSession
 from fencepost_server.engine.starting import new_run_id
 
@@ -76,14 +79,14 @@ def _decide_run(config: Config, graph: Graph, outputs: Sequence[Payload], times:
     fold = _fold(config, graph, times[0], {}, {})
     value = Payload(json=json.dumps(INPUT, separators=(",", ":")))
     unasked = asyncio.get_running_loop().create_future()
-    fold.start(
-        Start(new_run_id(), NAMESPACE, WORKFLOW, None, value, INPUT, b"", b"", "", "", "", _PRIORITY, result=unasked),
-        graph,
+    start = Start(
+        new_run_id(), NAMESPACE, WORKFLOW, None, value, INPUT, b"", b"", "", "", "", _PRIORITY, result=unasked
     )
-    run, task = fold.changes.new_runs[0][0], fold.changes.new_tasks[0]
-    first = (replace(run), NewTask(replace(task.row), task.namespace), tuple(fold.changes.events))
+    rows = _decided(fold, fold.foldings([(start, graph)], [])).rows
+    run, task = rows.new_runs[start.run_id].row, rows.new_tasks[0]
+    first = (replace(run), NewTask(replace(task.row), task.namespace), tuple(rows.events))
     leased = replace(
-        task.row, attempt=1, token=first_token(_EPOCH), lease_session=SESSION_ID, lease_expires_at=times[0]
+        task.row, attempt=1, token=next_token(0, _EPOCH), lease_session=SESSION_ID, lease_expires_at=times[0]
     )
     steps = []
     for output, now in zip(outputs, times, strict=True):
@@ -102,28 +105,35 @@ def _decide_step(
     fold = _fold(config, graph, now, {run.run_id: run}, {key: task})
     session = cast("WorkerSession", _Seat())
     value = json.loads(output.json or "null")
-    fold.report(
-        Report(
-            ReportKind.COMPLETE,
-            *key,
-            task.token,
-            NAMESPACE,
-            output.digest(),
-            output,
-            value,
-            session=session,
-            frame_id=1,
-        )
+    report = Report(
+        ReportKind.COMPLETE, *key, task.token, NAMESPACE, output.digest(), output, value, session=session, frame_id=1
     )
-    answer = fold.changes.reports[0][1]
+    changes = _decided(fold, fold.foldings([], [report]))
+    answer = changes.reports[0][1]
     if answer.outcome is not Outcome.OK:
         raise AssertionError(f"the fold refused a step of the benchmark: {answer}")
-    new_task = fold.changes.new_tasks[0] if fold.changes.new_tasks else None
-    return DecidedStep(key, replace(run), new_task, tuple(fold.changes.events))
+    new_task = changes.rows.new_tasks[0] if changes.rows.new_tasks else None
+    return DecidedStep(key, replace(run), new_task, tuple(changes.rows.events))
+
+
+def _decided(fold: Fold, foldings: Sequence[Folding]) -> Changes:
+    """What the foldings change: those of a plain sequence ask for nothing."""
+    for folding in foldings:
+        with contextlib.suppress(StopIteration):
+            need = folding.send(None)
+            raise AssertionError(f"a plain sequence asks for {need}")
+    return fold.env.changes
 
 
 def _fold(config: Config, graph: Graph, now: datetime, runs: dict[str, RunRow], tasks: dict[TaskKey, TaskRow]) -> Fold:
-    return Fold(
-        now, _EPOCH, now, runs, tasks, {}, {graph.hash: graph}, config.free_redeliveries, lambda: 0.5,
-        lambda _report, _run, _queue, _handler: 1,
-    )  # fmt: skip
+    limits = Limits(
+        config.free_redeliveries,
+        config.max_payload_bytes,
+        config.max_map_items,
+        config.max_pending_signals,
+        config.cancel_grace,
+    )
+    environment = Environment(
+        now, _EPOCH, now, limits, lambda: 0.5, lambda _report, _run, _queue, _handler: 1, Changes(now)
+    )
+    return Fold(environment, runs, tasks, {}, {graph.hash: graph})
