@@ -82,8 +82,8 @@ class Program:
             stderr=asyncio.subprocess.PIPE,
         )
 
-    async def on_terminal(self, *arguments: str, columns: int = 120) -> Result:
-        """Run a command on a terminal to its end; what it writes is all in ``out``."""
+    async def on_terminal(self, *arguments: str, columns: int = 120, typed: str = "") -> Result:
+        """Run a command on a terminal to its end; what it writes is all in ``out``, as is what was ``typed``."""
         controller, terminal = pty.openpty()
         process = await asyncio.create_subprocess_exec(
             PROGRAM,
@@ -95,6 +95,7 @@ class Program:
         )
         os.close(terminal)
         try:
+            os.write(controller, typed.encode())
             written = await asyncio.wait_for(asyncio.to_thread(_read_all, controller), TIMEOUT)
             return Result(await asyncio.wait_for(process.wait(), TIMEOUT), written, "")
         finally:

@@ -144,3 +144,97 @@ async def test_numbers_of_a_manifest_are_shown_as_people_write_them(fencepost: P
     assert "2e3" not in shown
     as_json = await fencepost("definitions", "get", "wf", "--json")
     assert as_json.document["manifest"]["input_schema"]["maximum"] == 2000
+
+
+async def hashes(api: Api, *texts: str) -> list[str]:
+    """Register manifests; their hashes."""
+    return [(await api.register(text)).definition.definition_hash for text in texts]
+
+
+async def test_a_definition_is_activated_and_removed_by_the_beginning_of_its_hash(fencepost: Program, api: Api) -> None:
+    first, second = await hashes(api, manifest(1), manifest(2, compatibility_id="2"))
+    rolled_back = await fencepost("definitions", "activate", "wf", first[:8].upper())
+    assert rolled_back.out.splitlines()[1:] == [
+        f"active    {first[:12]} (compatibility id 1)",
+        f"before    {second[:12]}",
+    ]
+    as_json = await fencepost("definitions", "activate", "wf", second, "--json")
+    assert (as_json.document["state"], as_json.document["previous_hash"]) == ("ACTIVE", first)
+    removed = await fencepost("definitions", "remove", "wf", first[:12], "--yes", "--wait")
+    assert removed.code == 0
+    assert [line.split()[-1] for line in removed.out.splitlines()[2:]] == ["REMOVED", "0"]
+    again = await fencepost("definitions", "remove", "wf", first, "--yes", "--json")
+    assert (again.document["state"], again.document["remaining_runs"]) == ("REMOVED", 0)
+    listed = await fencepost("definitions", "list", "--json")
+    assert [d["state"] for d in listed.documents] == ["ACTIVE", "REMOVED"]
+    assert "REMOVED" in (await fencepost("definitions", "list")).out
+    shown = await fencepost("definitions", "get", "wf", "--definition", first[:9])
+    assert "state          REMOVED" in shown.out.splitlines()
+    refused = await fencepost("definitions", "activate", "wf", first[:12])
+    assert refused.error.startswith("fencepost: DEFINITION_REMOVED: ")
+    back = await fencepost("definitions", "register", "-", stdin=manifest(1))
+    assert "DEFINITION_REMOVED" in back.error
+
+
+async def test_a_definition_is_not_removed_without_a_word_of_consent(fencepost: Program, api: Api) -> None:
+    (hash_,) = await hashes(api, manifest(1))
+    unasked = await fencepost("definitions", "remove", "wf", hash_)
+    assert (unasked.code, unasked.out) == (2, "")
+    assert "say --yes" in unasked.error
+    declined = await fencepost.on_terminal("definitions", "remove", "wf", hash_, typed="n\n")
+    assert declined.code == 1
+    assert f"Remove the ACTIVE definition {hash_[:12]} (compatibility id 1) of workflow wf?" in declined.out
+    assert (await fencepost("definitions", "list", "--json")).document["state"] == "ACTIVE"
+    agreed = await fencepost.on_terminal("definitions", "remove", "wf", hash_, typed="y\n")
+    assert agreed.code == 0
+    assert (await fencepost("definitions", "list", "--json")).document["state"] == "REMOVED"
+
+
+async def test_what_is_no_hash_or_that_of_several_definitions_is_told(fencepost: Program, api: Api) -> None:
+    (hash_,) = await hashes(api, manifest(1))
+    for word in ("wf", hash_[:7], hash_ + "0", hash_[:8] + "g"):
+        for command in (("activate", "wf", word), ("remove", "wf", word, "--yes"), ("diff", word, hash_)):
+            result = await fencepost("definitions", *command)
+            assert (result.code, word in result.error) == (2, True), command
+    unknown = "0" * 8 if not hash_.startswith("0" * 8) else "1" * 8
+    for command in (("activate", "wf", unknown), ("diff", unknown, hash_), ("activate", "other", hash_[:8])):
+        assert "no definition has a hash that begins with" in (await fencepost("definitions", *command)).error
+    assert "UNKNOWN_DEFINITION" in (await fencepost("definitions", "remove", "wf", "0" * 64, "--yes")).error
+
+
+async def test_two_definitions_are_compared_line_by_line(fencepost: Program, api: Api, tmp_path: Path) -> None:
+    slow = manifest(2, compatibility_id="2", nodes={"n2": {"queue": "slow"}})
+    first, second = await hashes(api, manifest(2), slow)
+    result = await fencepost("definitions", "diff", first[:8], second)
+    assert result.out.splitlines() == [
+        "workflow  wf",
+        f"a         {first[:12]} (compatibility id 1, PREVIOUS)",
+        f"b         {second[:12]} (compatibility id 2, ACTIVE)",
+        "",
+        '/compatibility_id: "1" → "2"',
+        '/sequence/1/queue: not set → "slow"',
+    ]
+    (tmp_path / "new.json").write_text(manifest(2, nodes={"n2": {"lease": "2m"}}))
+    file = str(tmp_path / "new.json")
+    as_json = await fencepost("definitions", "diff", first, file, "--json", "--workflow", "wf")
+    assert as_json.document["differences"] == ['/sequence/1/lease: not set → "2m"']
+    assert as_json.document["a"] == {
+        "given": first, "definition_hash": first, "compatibility_id": "1", "state": "PREVIOUS",
+    }  # fmt: skip
+    assert (as_json.document["b"]["given"], as_json.document["b"]["state"]) == (file, None)
+    same = await fencepost("definitions", "diff", "-", first, stdin=manifest(2))
+    assert (same.code, same.out.splitlines()[-1]) == (0, "no difference")
+    assert (await fencepost("definitions", "diff", first, first[:8], "--json")).document["differences"] == []
+
+
+async def test_all_differences_are_told_however_many_and_files_need_no_server(tmp_path: Path) -> None:
+    nowhere = Program("127.0.0.1:1")
+    (tmp_path / "a.yaml").write_text(YAML)
+    (tmp_path / "b.json").write_text(manifest(200, workflow_id="from-yaml", queue="q"))
+    result = await nowhere("definitions", "diff", str(tmp_path / "a.yaml"), str(tmp_path / "b.json"), "--json")
+    assert len(result.document["differences"]) == 200
+    (tmp_path / "other.json").write_text(manifest(1))
+    (tmp_path / "bad.json").write_text(FAULTY)
+    others = {"other.json": "from-yaml and wf", "bad.json": "/more", "missing.json": "No such file"}
+    for name, text in others.items():
+        assert text in (await nowhere("definitions", "diff", str(tmp_path / "a.yaml"), str(tmp_path / name))).error

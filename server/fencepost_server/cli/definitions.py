@@ -1,21 +1,24 @@
-"""`fencepost definitions …`: register, validate, list and get manifests."""
+"""`fencepost definitions register|validate|list|get`: manifests, and what was registered."""
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fencepost_server.cli.caller import Caller, refusal
-from fencepost_server.cli.faults import CommandFailed
+from fencepost_server.cli.faults import CommandFailed, WrongUsage
 from fencepost_server.cli.output import local, readable_json, show_pairs, show_table, write_json, write_line
 
 if TYPE_CHECKING:
-    from fencepost import Definition
+    from fencepost import Client, Definition
 
 SHORT_HASH = 12
+SHORTEST_PREFIX = 8
 
 _SUFFIXES = (".json", ".yaml", ".yml")
 
@@ -38,7 +41,7 @@ def register(caller: Caller, files: Files) -> None:
     with caller.connect() as client:
         for file in files:
             try:
-                definition = client.register_definition(_manifest(file))
+                definition = client.register_definition(readable(file))
             except UnreadableFile as error:
                 refused.append((file, str(error)))
                 if caller.json:
@@ -79,7 +82,7 @@ def validate(caller: Caller, files: Files) -> None:
     with caller.connect() as client:
         for file in files:
             try:
-                violations = client.validate_definition(_manifest(file))
+                violations = client.validate_definition(readable(file))
             except UnreadableFile as error:
                 unreadable.append(f"{file}: {error}")
                 if caller.json:
@@ -108,13 +111,18 @@ class UnreadableFile(Exception):
         return {"reason": "UNREADABLE_FILE", "message": str(self), "violations": [], "metadata": {}}
 
 
-def _manifest(file: str) -> Any:
-    """What the client takes. Raises UnreadableFile."""
+def names_file(word: str) -> bool:
+    """Whether a word is meant to be the file of a manifest."""
+    return word == "-" or Path(word).suffix in _SUFFIXES
+
+
+def readable(file: str) -> Any:
+    """A file as the client takes it: its path, or the text of standard input. Raises UnreadableFile."""
     if file == "-":
         # The line break tells the client that this is a text, not the name of a file.
         return _decoded(sys.stdin.buffer.read()) + "\n"
     path = Path(file)
-    if path.suffix not in _SUFFIXES:
+    if not names_file(file):
         raise UnreadableFile(f"the name of a manifest ends with {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}")
     try:
         _decoded(path.read_bytes())
@@ -154,14 +162,20 @@ def get(
     caller: Caller,
     workflow: Annotated[str, typer.Argument(metavar="WORKFLOW", show_default=False)],
     definition: Annotated[
-        str, typer.Option("--definition", metavar="HASH", help="Default: the active one.", show_default=False)
+        str,
+        typer.Option(
+            "--definition",
+            metavar="HASH",
+            help="Its hash, or 8 digits of it. Default: the active one.",
+            show_default=False,
+        ),
     ] = "",
 ) -> None:
     """Show a definition and its manifest."""
     from fencepost_server.cli.documents import definition_document
 
     with caller.connect() as client:
-        found = client.get_definition(workflow, definition)
+        found = client.get_definition(workflow, whole_hash(client, workflow, definition) if definition else "")
     if caller.json:
         write_json(definition_document(found))
         return
@@ -176,3 +190,31 @@ def get(
     )
     write_line("")
     write_line(readable_json(found.manifest_json))
+
+
+def is_prefix(word: str) -> bool:
+    """Whether a word can be the hash of a definition, or its beginning."""
+    return re.fullmatch(rf"[0-9a-fA-F]{{{SHORTEST_PREFIX},64}}", word) is not None
+
+
+def whole_hash(client: Client, workflow: str, word: str) -> str:
+    """The hash of the one definition of a workflow that ``word`` is the hash of, or its beginning.
+
+    Raises WrongUsage, CommandFailed.
+    """
+    if not is_prefix(word):
+        raise WrongUsage(f"{word!r} is no hash of a definition, nor the first {SHORTEST_PREFIX} or more digits of one")
+    if len(word) == 64:
+        return word
+    found = [d for d in client.list_definitions(workflow) if d.definition_hash.startswith(word.lower())]
+    return only_one(word, found).definition_hash
+
+
+def only_one(word: str, found: Sequence[Definition]) -> Definition:
+    """The definition that was found for a word. Raises CommandFailed unless there is exactly one."""
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise CommandFailed(f"no definition has a hash that begins with {word}")
+    names = "\n".join(f"  {d.definition_hash} {d.workflow_id} {d.compatibility_id}" for d in found)
+    raise CommandFailed(f"{word} is the beginning of {len(found)} hashes:\n{names}")

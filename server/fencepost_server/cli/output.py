@@ -30,6 +30,7 @@ _STYLES: Mapping[str, str] = {
     "BLOCKED": "bold yellow",
     "ACTIVE": "green",
     "PREVIOUS": "dim",
+    "REMOVED": "red",
     "LEASED": "cyan",
     "RETRYING": "yellow",
     "PARKED": "red",
