@@ -9,15 +9,14 @@ from typing import Annotated
 
 import typer
 
-from fencepost_server.cli import definitions, deploying, dev, runs, schedules, server, starting, waiting
+from fencepost_server.cli import definitions, deploying, dev, runs, server, starting, waiting
 from fencepost_server.cli.caller import with_caller
 from fencepost_server.cli.faults import WrongUsage, explain
 from fencepost_server.cli.parameters import Command, Debug, with_debug
-from fencepost_server.cli.schedule_specs import with_said
 
 PROGRAM = "fencepost"
 
-_CLIENTS = ("definitions", "runs", "schedules")
+_CLIENTS = ("definitions", "runs")
 
 
 def _show_version(wanted: bool) -> None:
@@ -43,7 +42,7 @@ def _root(
     given = {"address": address, "namespace": namespace, "json": json or None}
     context.obj = {name: value for name, value in given.items() if value is not None}
     if context.obj and context.invoked_subcommand not in _CLIENTS:
-        raise WrongUsage(f"--{next(iter(context.obj))} is for the commands {', '.join(_CLIENTS)}")
+        raise WrongUsage(f"--{next(iter(context.obj))} is for the commands {' and '.join(_CLIENTS)}")
 
 
 def make_app() -> typer.Typer:
@@ -83,23 +82,6 @@ def make_app() -> typer.Typer:
             "watch": with_caller(runs.watch),
             "wait": with_caller(waiting.wait, without=("timeout",)),
             "history": with_caller(runs.history),
-        },
-    )
-    _add_group(
-        app,
-        "schedules",
-        "Start runs at given times.",
-        {
-            "create": with_caller(with_said(schedules.create)),
-            "update": with_caller(with_said(schedules.update)),
-            "list": with_caller(schedules.list_),
-            "show": with_caller(schedules.show),
-            "fire-times": with_caller(schedules.fire_times),
-            "trigger": with_caller(schedules.trigger),
-            "backfill": with_caller(schedules.backfill),
-            "pause": with_caller(schedules.pause),
-            "resume": with_caller(schedules.resume),
-            "delete": with_caller(schedules.delete),
         },
     )
     return app
