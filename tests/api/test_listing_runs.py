@@ -269,6 +269,20 @@ async def test_all_faults_of_labels_and_times_of_a_start_are_told_at_once(api: A
     assert await count(dsn, "run") == made
 
 
+async def test_a_run_shows_its_labels_and_is_listed_by_them(api: Api, dsn: str) -> None:
+    """Also one of many that were started in one batch, and its labels alone."""
+    await api.register(manifest())
+    labels: list[dict[str, str]] = [{"env": "prod", "n": "0"}, {"env": "prod"}, {}, {"env": "ü😀\\u0000\"'"}]
+    results = await api.start_many([api.start_request(attributes=each) for each in labels])
+    run_ids = [result.started.run_id for result in results]
+    assert [dict((await api.get(run_id)).attributes) for run_id in run_ids] == labels
+    for sought in ({"env": "prod"}, {"n": "0"}, {"env": "prod", "n": "0"}, labels[3]):
+        found = {run.run_id: dict(run.attributes) for run in await api.list_all(attributes=sought)}
+        fit = (pair for pair in zip(run_ids, labels, strict=True) if sought.items() <= pair[1].items())
+        assert found == dict(fit), sought
+    assert await count(dsn, "run_attribute") == sum(map(len, labels))
+
+
 async def test_labels_and_times_are_part_of_a_request_but_not_of_its_input(api: Api) -> None:
     """I7: the same request id with another label is a conflict; the same request key is the same run."""
     await api.register(manifest())

@@ -324,7 +324,7 @@ async def test_an_unknown_run_a_wrong_state_and_two_inputs_are_refused(fencepost
     assert unknown.error.startswith("fencepost: RUN_NOT_FOUND: ")
     state = await fencepost("runs", "list", "--state", "DONE")
     assert state.code == 2
-    assert "PENDING, RUNNING, COMPLETED, FAILED, BLOCKED" in state.error
+    assert "PENDING, RUNNING, WAITING, PAUSED, BLOCKED" in state.error
     both = await fencepost("runs", "start", "wf", "--input", "1", "--input-file", "x")
     assert both.code == 2
     missing = await fencepost("runs", "start", "wf", "--input-file", "/nowhere/at/all")
@@ -357,4 +357,4 @@ async def test_flags_of_client_commands_may_stand_before_the_command(fencepost: 
     assert run_id in both.out
     elsewhere = run("--address", "127.0.0.1:1", "migrate", "--dsn", "postgresql://127.0.0.1:1/x")
     assert elsewhere.code == 2
-    assert elsewhere.error == "fencepost: --address is for the commands definitions and runs\n"
+    assert elsewhere.error == "fencepost: --address is for the commands definitions, runs and schedules\n"

@@ -30,6 +30,8 @@ def run_document(run: Run, *, listed: bool = False) -> dict[str, Any]:
         "create_time": stamp(run.create_time),
         "end_time": stamp(run.end_time),
         "last_seq": run.last_seq,
+        "attributes": dict(run.attributes),
+        "parent_run_id": run.parent_run_id,
         "failure": failure_document(run.failure),
     }
     if not listed:

@@ -25,6 +25,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     definition_hash: str = ""
     dedupe_key: str = ""
     on_active_duplicate: Literal["", "conflict", "bind"] = ""
+    attributes: dict[str, str] = {}
 
     def start(self, workflow_id: str, text: str | None = None) -> StartRun:
         """The run to start, with ``text`` as its input if given."""
@@ -37,6 +38,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.definition_hash,
             self.dedupe_key,
             self.on_active_duplicate or "conflict",
+            attributes=self.attributes,
         )
 
     def over(self, defaults: Line) -> Line:
@@ -51,6 +53,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.definition_hash or defaults.definition_hash,
             self.dedupe_key,
             self.on_active_duplicate or (defaults.on_active_duplicate if self.dedupe_key else ""),
+            {**defaults.attributes, **self.attributes},
         )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fencepost_server.cli.faults import WrongUsage
+from fencepost_server.cli.filters import attributes_of, state_of
 from fencepost_server.cli.parameters import Command, replaced
 from fencepost_server.cli.waiting import given
 
@@ -107,8 +108,8 @@ def with_chosen(function: Command) -> Command:
 
 def _chosen(values: Mapping[str, Any]) -> Chosen:
     """Raises WrongUsage unless it is clear which runs are meant."""
-    states = tuple(_state(name) for name in values["state"] or ())
-    attributes = dict(_attribute(text) for text in values["attribute"] or ())
+    states = tuple(state_of(name) for name in values["state"] or ())
+    attributes = attributes_of(values["attribute"] or ())
     filtered = bool(values["workflow"] or states or values["user"] or attributes)
     run_ids = tuple(dict.fromkeys(given(values["runs"] or ())))
     if values["all_matching"]:
@@ -130,19 +131,3 @@ def _chosen(values: Mapping[str, Any]) -> Chosen:
         attributes=attributes,
         yes=values["yes"],
     )
-
-
-def _state(name: str) -> str:
-    from fencepost import RunState
-
-    known = [state.value for state in RunState if state.value != "UNSPECIFIED"]
-    if name.upper() not in known:
-        raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint="--state")
-    return name.upper()
-
-
-def _attribute(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--attribute")
-    return key, value

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fencepost_server.cli.caller import Caller
+from fencepost_server.cli.filters import STATES, attributes_of, state_of, time_of
 from fencepost_server.cli.output import (
     lasted,
     local,
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from fencepost import Event, Failure, OpenStep, Run, Value
 
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", show_default=False)]
-
-STATES = ("PENDING", "RUNNING", "COMPLETED", "FAILED", "BLOCKED")
 
 
 def get(caller: Caller, run: RunId) -> None:
@@ -53,6 +52,8 @@ def show_run(run: Run) -> None:
             ("request key", run.request_key),
             ("dedupe key", run.dedupe_key),
             ("user", run.user_id),
+            ("attributes", " ".join(f"{key}={value}" for key, value in sorted(run.attributes.items()))),
+            ("parent", run.parent_run_id),
             ("priority", str(run.priority)),
             ("started", local(run.create_time)),
             ("ended", local(run.end_time)),
@@ -113,17 +114,41 @@ def list_(
         list[str] | None,
         typer.Option("--state", help=f"Only those in this state: {', '.join(STATES)}. May be repeated."),
     ] = None,
+    user: Annotated[str, typer.Option("--user", help="Only those on behalf of this user.", show_default=False)] = "",
+    attribute: Annotated[
+        list[str] | None,
+        typer.Option("--attribute", metavar="KEY=VALUE", help="Only those with this attribute. May be repeated."),
+    ] = None,
+    created_after: Annotated[
+        str, typer.Option("--created-after", metavar="TIME", help="Only those started then or later.")
+    ] = "",
+    created_before: Annotated[
+        str, typer.Option("--created-before", metavar="TIME", help="Only those started before.")
+    ] = "",
+    failure_code: Annotated[
+        str, typer.Option("--failure-code", metavar="CODE", help="Only those that failed, or are blocked, with it.")
+    ] = "",
+    parent: Annotated[str, typer.Option("--parent", metavar="RUN", help="Only the children of this run.")] = "",
     limit: Annotated[int, typer.Option("--limit", min=1, help="How many at most.")] = 50,
 ) -> None:
-    """List runs, newest first."""
+    """List runs, newest first: those for which all of it holds."""
     from fencepost_server.cli.documents import run_document
 
-    states = [name.upper() for name in state or []]
-    for name in states:
-        if name not in STATES:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(STATES)}", param_hint="--state")
+    states = [state_of(name) for name in state or []]
+    attributes = attributes_of(attribute or [])
+    after, before = time_of(created_after, "--created-after"), time_of(created_before, "--created-before")
     with caller.connect() as client:
-        found = client.list_runs(workflow or None, states, limit)
+        found = client.list_runs(
+            workflow or None,
+            states,
+            limit,
+            user_id=user,
+            attributes=attributes,
+            created_after=after,
+            created_before=before,
+            failure_code=failure_code,
+            parent_run_id=parent,
+        )
         if caller.json:
             for run in found:
                 write_json(run_document(run, listed=True))

@@ -16,6 +16,7 @@ import typer
 from fencepost_server.cli import waiting
 from fencepost_server.cli.caller import Caller, refusal
 from fencepost_server.cli.faults import CommandFailed, WrongUsage
+from fencepost_server.cli.filters import attributes_of
 from fencepost_server.cli.output import lasted, show_pairs, visible, write_json, write_line
 from fencepost_server.cli.progress import bar
 from fencepost_server.cli.runs import show_run
@@ -63,6 +64,10 @@ def start(
     priority: Annotated[
         int | None, typer.Option("--priority", min=1, max=5, help="1 (first) to 5 (last). Default: 3.")
     ] = None,
+    attribute: Annotated[
+        list[str] | None,
+        typer.Option("--attribute", metavar="KEY=VALUE", help="A label for `runs list`. May be repeated."),
+    ] = None,
     definition: Annotated[
         str, typer.Option("--definition", metavar="HASH", help="Default: the active one.", show_default=False)
     ] = "",
@@ -72,7 +77,8 @@ def start(
             "--many",
             metavar="FILE.jsonl",
             help='Start a run for each line, such as {"input": 1, "request_key": "a"}; dedupe_key, '
-            "on_active_duplicate, user_id, priority and definition_hash may be there too. - is standard input.",
+            "on_active_duplicate, user_id, priority, attributes and definition_hash may be there too. "
+            "- is standard input.",
             show_default=False,
         ),
     ] = None,
@@ -104,6 +110,7 @@ def start(
         definition_hash=definition,
         dedupe_key=dedupe_key,
         on_active_duplicate="bind" if bind_duplicate else "",
+        attributes=attributes_of(attribute or []),
     )
     limit = Limit(wait or wait_timeout is not None, wait_timeout)
     if many is not None:
