@@ -17,7 +17,8 @@ from fencepost_server.engine.retention import TURN, Retention
 from tests.faults.scene import QUICK, SOON, STAYING, Scene, count, fetch
 from tests.fixtures.api import DEADLINE
 from tests.fixtures.manifests import handler_names, manifest
-from tests.fixtures.raw_worker import ALREADY_DONE, LEASE_LOST, OK
+from tests.fixtures.raw_worker import ALREADY_DONE, LEASE_LOST, OK, seconds
+from tests.fixtures.refusals import decode
 from tests.fixtures.servers import InProcessServer
 from tests.fixtures.waiting import eventually
 
@@ -87,8 +88,8 @@ def runs(user: str, state: int, ended_at: str) -> Any:
 
 
 async def test_runs_that_end_and_go_while_everybody_acts_on_them_deadlock_nobody(scene: Scene) -> None:
-    """Row 23: results, repeats of them, expiries, starts by the same keys and reads, of runs that are deleted as soon
-    as they have ended.
+    """Row 23: results, repeats, expiries, cancels, starts by the same keys and reads, of runs that are deleted as
+    soon as they have ended.
     """
     servers = [await scene.serve(**QUICK, lock_timeout=0.5, lanes=2) for _ in range(2)]
     apis = [scene.api(server.grpc_address) for server in servers]
@@ -130,7 +131,19 @@ async def test_runs_that_end_and_go_while_everybody_acts_on_them_deadlock_nobody
             assert (await workers[number].complete(task)).outcome in (OK, LEASE_LOST)
             assert (await workers[number].complete(task)).outcome in (ALREADY_DONE, LEASE_LOST)
 
-    working = [asyncio.create_task(work(number)) for number in range(2)]
+    async def cancel(number: int) -> None:
+        """Now and then the oldest run, at both servers; it may have ended or be gone already."""
+        while not done.is_set():
+            for run in (await apis[number].list_all())[-1:]:
+                request = pb.CancelRunRequest(run_id=run.run_id, grace=seconds(0))
+                try:
+                    await apis[number].runs.CancelRun(request, timeout=DEADLINE)
+                except grpc.aio.AioRpcError as error:
+                    if decode(error).reason not in {"RUN_NOT_FOUND", "ILLEGAL_TRANSITION"}:
+                        raise
+            await asyncio.sleep(0.02)
+
+    working = [asyncio.create_task(act(number)) for number in range(2) for act in (work, cancel)]
     await asyncio.wait_for(asyncio.gather(start(0), start(1)), 60)
 
     async def all_gone() -> bool:
