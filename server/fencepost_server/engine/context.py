@@ -263,7 +263,7 @@ class RunContext:
         run = self.run
         if control is None or (self.state.final and run.ended_at is None):
             return
-        if run.state in (RunState.PENDING, RunState.RUNNING, RunState.WAITING, RunState.BLOCKED, RunState.PAUSED):
+        if control.ending is None and not self.state.final:  # how a run that ends fares is decided there
             run.state = _open_state(control)
         text = None if self.state.final and control.ending is None and control.parent is None else control.to_json()
         if text != run.control:
