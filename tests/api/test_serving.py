@@ -59,7 +59,7 @@ async def test_a_server_is_healthy_and_ready_while_it_serves_and_not_while_it_dr
     api = connect_api(server.grpc_address)
 
     async def serves() -> bool:
-        return [await health(api, name) for name in ("", *SERVICES)] == [SERVING] * 4
+        return [await health(api, name) for name in ("", *SERVICES)] == [SERVING] * (1 + len(SERVICES))
 
     await eventually(serves)
     assert (await page(server, "/healthz"))[0] == (await page(server, "/readyz"))[0] == 200
@@ -70,7 +70,7 @@ async def test_a_server_is_healthy_and_ready_while_it_serves_and_not_while_it_dr
     stopping = asyncio.create_task(server.stop())
 
     async def drains() -> bool:
-        return [await health(api, name) for name in ("", *SERVICES)] == [NOT_SERVING] * 4
+        return [await health(api, name) for name in ("", *SERVICES)] == [NOT_SERVING] * (1 + len(SERVICES))
 
     await eventually(drains)
     assert (await page(server, "/healthz"))[0] == 200

@@ -15,8 +15,8 @@ import pytest
 
 from fencepost.v1 import error_pb2, run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
-from fencepost_server.engine import commit
-from fencepost_server.engine.fold import Fold
+from fencepost_server.engine import commit, steps
+from fencepost_server.engine.context import RunContext
 from fencepost_server.engine.operations import Answer, Report, Start
 from fencepost_server.store import connection as store_connection
 from fencepost_server.store.lane import Lane
@@ -45,14 +45,14 @@ async def server(in_process_server: StartInProcessServer, dsn: str) -> InProcess
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> str:
     """An output that our own code trips over, as a bug would."""
-    answer = Fold._answer
+    decide = steps.report
 
-    def tripping(self: Fold, report: Report) -> Answer:
+    async def tripping(ctx: RunContext, report: Report) -> Answer:
         if report.output is not None and report.output.json == POISON:
             raise ZeroDivisionError("a bug")
-        return answer(self, report)
+        return await decide(ctx, report)
 
-    monkeypatch.setattr(Fold, "_answer", tripping)
+    monkeypatch.setattr(steps, "report", tripping)
     return POISON
 
 
