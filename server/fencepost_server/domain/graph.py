@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fencepost_server.domain.input_mapping import InputMapping
 from fencepost_server.domain.jsontext import canonical_value
 from fencepost_server.domain.manifest import Manifest, parse_manifest
+from fencepost_server.domain.model import TimerKind
 from fencepost_server.domain.nodes import (
     ChildNode,
     ChooseNode,
@@ -62,6 +63,8 @@ class GraphNode:
     checks: tuple[CompiledSchema, ...]
     arrival: tuple[CompiledSchema, ...]
     recorded: bool
+    timeouts: tuple[tuple[TimerKind, float], ...]
+    """Of the step as a whole, over all attempts, in seconds."""
 
     def violations(self, output: object) -> list[Violation]:
         """Every fault of an output, against the node's own schema and what follows it."""
@@ -196,7 +199,18 @@ def _compile(index: int, place: _Flat, flat: Sequence[_Flat], manifest: Manifest
         _compiled(own, _following(index, flat, manifest)) if isinstance(node, StepNode | ChildNode) else (),
         _arrival(place, flat),
         node.id in sources,
+        _timeouts(node),
     )
+
+
+def _timeouts(node: Node) -> tuple[tuple[TimerKind, float], ...]:
+    if not isinstance(node, StepNode):
+        return ()
+    both = (
+        (TimerKind.QUEUE_TIMEOUT, node.queue_timeout_seconds),
+        (TimerKind.TOTAL_TIMEOUT, node.total_timeout_seconds),
+    )
+    return tuple((kind, seconds) for kind, seconds in both if seconds is not None)
 
 
 def _work(made_of: StepNode | Undo) -> Work:

@@ -73,7 +73,7 @@ class Control:
 _FRESH = asdict(Control())
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TaskExtra:
     """What is special about a task: it is no step of the top sequence, or undoes one."""
 
@@ -93,6 +93,8 @@ class TaskExtra:
 
     def to_json(self) -> str | None:
         """As stored: None if there is nothing special."""
+        if self.kind is TaskKind.STEP and not self.scope:
+            return None
         value = {key: value for key, value in asdict(self).items() if value != _PLAIN[key]}
         return json.dumps(value) if value else None
 
@@ -100,13 +102,14 @@ class TaskExtra:
     def from_json(text: str | None) -> TaskExtra:
         """The inverse of ``to_json``."""
         if text is None:
-            return TaskExtra()
-        extra = TaskExtra(**json.loads(text))
-        extra.kind = TaskKind(extra.kind)
-        return extra
+            return PLAIN
+        value = json.loads(text)
+        return TaskExtra(**{**value, "kind": TaskKind(value.get("kind", TaskKind.STEP))})
 
 
-_PLAIN = asdict(TaskExtra())
+PLAIN = TaskExtra()
+"""Of a step of the top sequence."""
+_PLAIN = asdict(PLAIN)
 
 
 @dataclass(slots=True)

@@ -124,14 +124,18 @@ class Committer:
     async def _drive(self, session: Session, foldings: list[Folding], changes: Changes) -> None:
         """Run the foldings of all runs; answer their needs together, a round trip for each round of them."""
         asking: list[tuple[Folding, Need]] = []
-        for folding in foldings:
-            _step(folding, None, asking)
-        while asking:
-            await _write(session, changes)
-            found = await extras.read(session, [need for _, need in asking], changes.now)
-            asked, asking = asking, []
-            for (folding, _need), rows in zip(asked, found, strict=True):
-                _step(folding, rows, asking)
+        try:
+            for folding in foldings:
+                _step(folding, None, asking)
+            while asking:
+                await _write(session, changes)
+                found = await extras.read(session, [need for _, need in asking], changes.now)
+                asked, asking = asking, []
+                for (folding, _need), rows in zip(asked, found, strict=True):
+                    _step(folding, rows, asking)
+        finally:
+            for folding in foldings:
+                folding.close()  # of a batch that fails, some have not even begun
 
     async def _births(
         self, session: Session, acts: list[Act], locked: Locked, changes: Changes

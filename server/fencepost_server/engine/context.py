@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -73,37 +73,40 @@ class Value:
         self.payload = payload
 
 
-@dataclass(slots=True)
-class RunContext:
-    """One run of a batch. ``tasks`` has the locked ones by id, ``ended`` how those that are gone ended."""
+Activation = tuple[bool, int, Place, Value]
+"""Whether a node is entered (else left), its index, where, and with what value."""
 
-    env: Environment
-    run: RunRow
-    graph: Graph
-    tasks: dict[int, TaskRow] = field(default_factory=dict)
-    ended: dict[int, Ended] = field(default_factory=dict)
-    report: Report | None = None
-    """The report under way: its session may take the next step."""
-    took_slot: bool = False
-    """The slot that the report freed is taken."""
-    todo: deque[tuple[bool, int, Place, Value]] = field(default_factory=deque)
-    """Nodes to enter (True) or to leave (False): a queue rather than a recursion, because a map may have thousands."""
-    _control: Control | None = None
-    _loaded: bool = False
-    _scopes: dict[int, ScopeRow] = field(default_factory=dict)
-    _payloads: dict[int, Payload] = field(default_factory=dict)
+
+class RunContext:
+    """One run of a batch. ``tasks`` has the locked ones by id, ``ended`` how those that are gone ended.
+
+    One is made for each run of each batch, so its rarer parts are made when they are needed.
+    """
+
+    __slots__ = (
+        "_control", "_loaded", "_payloads", "_scopes", "_todo", "changes", "ended", "env", "graph", "now", "report",
+        "run", "tasks", "took_slot",
+    )  # fmt: skip
+
+    def __init__(self, env: Environment, run: RunRow, graph: Graph) -> None:
+        self.env = env
+        self.now = env.now
+        self.changes = env.changes
+        self.run = run
+        self.graph = graph
+        self.tasks: dict[int, TaskRow] = {}
+        self.ended: dict[int, Ended] = {}
+        self.report: Report | None = None
+        """The report under way: its session may take the next step."""
+        self.took_slot = False
+        """The slot that the report freed is taken."""
+        self._todo: deque[Activation] | None = None
+        self._control: Control | None = None
+        self._loaded = False
+        self._scopes: dict[int, ScopeRow] = {}
+        self._payloads: dict[int, Payload] = {}
 
     # What is known
-
-    @property
-    def now(self) -> datetime:
-        """The one time of the batch."""
-        return self.env.now
-
-    @property
-    def changes(self) -> Changes:
-        """Of the whole batch."""
-        return self.env.changes
 
     @property
     def state(self) -> RunState:
@@ -203,11 +206,25 @@ class RunContext:
 
     def enter(self, index: int, place: Place, value: Value) -> None:
         """A node is to begin with a value."""
-        self.todo.append((True, index, place, value))
+        self._queue((True, index, place, value))
 
     def leave(self, index: int, place: Place, value: Value) -> None:
         """A node has ended with a value."""
-        self.todo.append((False, index, place, value))
+        self._queue((False, index, place, value))
+
+    def _queue(self, activation: Activation) -> None:
+        """A queue rather than a recursion, because a map may have thousands of items."""
+        if self._todo is None:
+            self._todo = deque()
+        self._todo.append(activation)
+
+    def next_activation(self) -> Activation | None:
+        """What to enter or leave next; None: nothing."""
+        return self._todo.popleft() if self._todo else None
+
+    def drop_activations(self) -> None:
+        """The run is over: nothing follows any more."""
+        self._todo = None
 
     def start_timer(
         self, seq: int, kind: TimerKind, fire_at: datetime, index: int, place: Place, value: Value, **more: int

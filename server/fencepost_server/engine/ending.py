@@ -18,10 +18,9 @@ from fencepost_server.domain.model import (
     RunState,
     TaskKind,
     TaskRow,
-    TimerKind,
     next_token,
 )
-from fencepost_server.domain.nodes import ChildNode, StepNode
+from fencepost_server.domain.nodes import ChildNode
 from fencepost_server.domain.rows import ChildRow, Control, Place, TaskExtra, stopped_task
 from fencepost_server.engine import undoing
 from fencepost_server.engine.context import RunContext, Value, failure_json
@@ -138,20 +137,8 @@ def step_over(ctx: RunContext, node: GraphNode, seq: int, task: TaskRow, extra: 
 
 def stop_timeouts(ctx: RunContext, node: GraphNode, task: TaskRow) -> None:
     """The timeouts of a step that has ended."""
-    for kind, _seconds in timeouts(node):
+    for kind, _seconds in node.timeouts:
         ctx.changes.rows.add("delete_timer", task.run_id, task.task_id, kind)
-
-
-def timeouts(node: GraphNode) -> list[tuple[TimerKind, float]]:
-    """Those of a step as a whole, in seconds."""
-    step = node.node
-    if not isinstance(step, StepNode):
-        return []
-    both = (
-        (TimerKind.QUEUE_TIMEOUT, step.queue_timeout_seconds),
-        (TimerKind.TOTAL_TIMEOUT, step.total_timeout_seconds),
-    )
-    return [(kind, seconds) for kind, seconds in both if seconds is not None]
 
 
 async def _stop_extras(ctx: RunContext, control: Control, *, retryable: bool) -> None:
@@ -234,7 +221,7 @@ def end(ctx: RunContext, state: RunState) -> None:
     run = ctx.run
     run.state = state
     run.ended_at = run.last_event_at
-    ctx.todo.clear()
+    ctx.drop_activations()
     if run.dedupe_key:
         ctx.changes.freed_keys.append(run)
     ctx.changes.ended.append(run.run_id)

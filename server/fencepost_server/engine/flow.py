@@ -35,8 +35,8 @@ WHOLE_ITEM = -1
 
 async def pump(ctx: RunContext) -> None:
     """Work off the queue. Once the run is ending nothing is begun: what would have been is kept for a retry."""
-    while ctx.todo:
-        entering, index, place, value = ctx.todo.popleft()
+    while (activation := ctx.next_activation()) is not None:
+        entering, index, place, value = activation
         if ctx.is_ending:
             ending.stop_at(ctx, index, place, value, entering=entering)
         elif entering:
@@ -56,7 +56,7 @@ async def _enter(ctx: RunContext, node: GraphNode, place: Place, value: Value) -
             return
     match node.node:
         case StepNode():
-            await steps.schedule(ctx, node, place, value)
+            steps.schedule(ctx, node, place, value)
         case SleepNode(seconds=seconds):
             _sleep(ctx, node, place, value, seconds)
         case SignalNode():

@@ -80,8 +80,7 @@ class Fold:
                         changes.reports.append((act, LEASE_LOST))
                         continue
                     answer = await steps.report(ctx, act)
-                    if ctx.todo:
-                        await flow.pump(ctx)
+                    await flow.pump(ctx)
                     ctx.settle()
                     ctx.report = None
                     changes.reports.append((act, answer))

@@ -151,12 +151,10 @@ class Remover:
 
     async def _tell(self, removal: Removal, page: LivePage) -> bool:
         """Tell runs that their definition was removed. Returns whether all know, or are gone."""
-        hash_ = removal.hash.hex()
-        reason = f"definition {hash_} of workflow {removal.workflow_id!r} was removed"
         commands = []
         whole = True
         for _at, run_id in page.runs:
-            command = Command(CommandKind.REMOVE, run_id, removal.namespace, reason=reason)
+            command = Command(CommandKind.REMOVE, run_id, removal.namespace)
             try:
                 self._submit(command)
             except Overloaded:

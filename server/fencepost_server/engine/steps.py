@@ -28,7 +28,7 @@ from fencepost_server.domain.model import (
     TimerKind,
 )
 from fencepost_server.domain.retry import decide
-from fencepost_server.domain.rows import Place, TaskExtra
+from fencepost_server.domain.rows import PLAIN, TOP, Place, TaskExtra
 from fencepost_server.domain.violation import Violation
 from fencepost_server.engine import ending, offering, undoing
 from fencepost_server.engine.context import RunContext, Value, failure_json
@@ -41,19 +41,19 @@ REMEMBERED_OUTCOMES = 8
 _RELEASE_DIGEST = b"release"
 
 
-async def schedule(ctx: RunContext, node: GraphNode, place: Place, value: Value) -> None:
+def schedule(ctx: RunContext, node: GraphNode, place: Place, value: Value) -> None:
     """A step is to be run."""
     work = node.work
     assert work is not None  # only steps are scheduled
     task_id = ctx.event(EventType.STEP_SCHEDULED, node_index=node.index, input_seq=value.seq, place=place)
-    extra = TaskExtra(scope=place.scope, item=place.item)
+    extra = PLAIN if place == TOP else TaskExtra(scope=place.scope, item=place.item)
     offering.offer(ctx, node, work, task_id, value, extra)
     start_timeouts(ctx, node, task_id, place)
 
 
 def start_timeouts(ctx: RunContext, node: GraphNode, task_id: int, place: Place) -> None:
     """Those of a step as a whole."""
-    for kind, seconds in ending.timeouts(node):
+    for kind, seconds in node.timeouts:
         fire_at = ctx.now + timedelta(seconds=seconds)
         ctx.start_timer(task_id, kind, fire_at, node.index, place, Value(0, 0), task=task_id)
 
