@@ -120,6 +120,17 @@ LIST: dict[str, Any] = {
     "limit": 100,
 }
 
+OF_REMOVED = {
+    "namespace": "default",
+    "workflow_id": "wf7",
+    "hash": hashlib.sha256(b"7").digest(),
+    "after_at": NOW - timedelta(days=10),
+    "after_run": session_id(0),
+    "until_at": NOW + timedelta(days=10),
+    "until_run": session_id(0),
+    "scan": 50,
+}
+
 HOT: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
     # name: file, statement, parameters, indexes that may be used, rows that may be touched
     "lock deployments": (
@@ -141,6 +152,28 @@ HOT: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
     ),
     "read keys": ("batch", "read_keys", KEYS, {"run_key_pkey"}, 100),
     "read runs": ("batch", "read_runs", {"run_ids": Uuids(SOME)}, {"run_pkey"}, 100),
+    "live runs of a definition": (
+        "definition",
+        "live_runs",
+        {**OF_REMOVED, "limit": 20},
+        {"run_list_workflow"},
+        60,
+    ),
+    "count live runs": ("definition", "count_live_runs", OF_REMOVED, {"run_list_workflow"}, 60),
+    "active parents": (
+        "definition",
+        "active_parents",
+        {"namespace": "default", "workflow_ids": Texts(f"wf{n}" for n in range(1, 21)), "mark": "{"},
+        {"deployment_pkey", "definition_pkey"},
+        60,
+    ),
+    "removals": (
+        "definition",
+        "removals",
+        {"after_namespace": "default", "after_workflow": "wf7", "after_hash": b"", "limit": 1000},
+        {"deployment_pkey", "definition_pkey", "definition_hash"},
+        510,
+    ),
     "read definitions": (
         "batch",
         "read_definitions",

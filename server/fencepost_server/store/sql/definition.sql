@@ -83,7 +83,7 @@ cross join lateral (
 
 -- name: removals
 -- Removed definitions, a page in the order of the key. Reads every deployment past the page's beginning, which is a small row.
--- index: deployment_pkey, definition_pkey
+-- index: deployment_pkey; definition_pkey or definition_hash
 select d.namespace, d.workflow_id, d.hash, d.created_at, d.removed_at
 from deployment a
 cross join lateral unnest(a.removed) r(hash)
