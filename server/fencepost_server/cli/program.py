@@ -9,14 +9,23 @@ from typing import Annotated
 
 import typer
 
-from fencepost_server.cli import definitions, deploying, dev, runs, server, starting, waiting
+from fencepost_server.cli import control, definitions, deploying, dev, runs, server, starting, waiting
 from fencepost_server.cli.caller import with_caller
 from fencepost_server.cli.faults import WrongUsage, explain
+from fencepost_server.cli.matching import with_chosen
 from fencepost_server.cli.parameters import Command, Debug, with_debug
 
 PROGRAM = "fencepost"
 
-_CLIENTS = ("definitions", "runs")
+_CONTROL: Mapping[str, Command] = {
+    "signal": control.signal,
+    "cancel": control.cancel,
+    "terminate": control.terminate,
+    "pause": control.pause,
+    "resume": control.resume,
+    "retry": control.retry,
+}
+_CLIENTS = ("definitions", "runs", *_CONTROL)
 
 
 def _show_version(wanted: bool) -> None:
@@ -42,7 +51,7 @@ def _root(
     given = {"address": address, "namespace": namespace, "json": json or None}
     context.obj = {name: value for name, value in given.items() if value is not None}
     if context.obj and context.invoked_subcommand not in _CLIENTS:
-        raise WrongUsage(f"--{next(iter(context.obj))} is for the commands {' and '.join(_CLIENTS)}")
+        raise WrongUsage(f"--{next(iter(context.obj))} is for the commands {', '.join(_CLIENTS)}")
 
 
 def make_app() -> typer.Typer:
@@ -84,6 +93,8 @@ def make_app() -> typer.Typer:
             "history": with_caller(runs.history),
         },
     )
+    for name, command in _CONTROL.items():
+        app.command(name)(with_debug(with_caller(with_chosen(command))))
     return app
 
 
