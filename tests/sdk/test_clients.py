@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 import fencepost
 from fencepost import AsyncClient, Client, RunState, StartRun, Worker, step
@@ -17,40 +16,10 @@ from tests.fixtures.manifests import manifest
 from tests.fixtures.proxy import Proxy
 from tests.fixtures.servers import InProcessServer
 from tests.fixtures.waiting import eventually
+from tests.sdk.either import Either
 from tests.sdk.running import running
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-
-
-class Either:
-    """One of the two clients, asked the same way: the sync one in a thread, because the server is in this loop."""
-
-    def __init__(self, client: Client | AsyncClient) -> None:
-        self.client = client
-
-    async def __call__(self, method: str, *arguments: Any, on: Any = None, **keywords: Any) -> Any:
-        function = getattr(on or self.client, method)
-        if isinstance(self.client, Client):
-            return await asyncio.to_thread(function, *arguments, **keywords)
-        return await function(*arguments, **keywords)
-
-    async def all(self, method: str, *arguments: Any, on: Any = None, **keywords: Any) -> list[Any]:
-        found = getattr(on or self.client, method)(*arguments, **keywords)
-        if isinstance(found, AsyncIterator):
-            return [item async for item in found]
-        assert isinstance(found, Iterator)
-        return await asyncio.to_thread(list, found)
-
-
-@pytest_asyncio.fixture(params=["sync", "async"])
-async def ask(server: InProcessServer, request: pytest.FixtureRequest) -> AsyncIterator[Either]:
-    if request.param == "sync":
-        client = Client(server.grpc_address)
-        yield Either(client)
-        client.close()
-    else:
-        async with AsyncClient(server.grpc_address) as async_client:
-            yield Either(async_client)
 
 
 @step("s1")
@@ -216,14 +185,7 @@ async def test_a_start_whose_answer_was_lost_is_repeated_and_makes_one_run(
         proxy.cut()
         run = await starting
         assert [found.run_id async for found in other.list_runs()] == [run.run_id]
-    await _close(ask)
-
-
-async def _close(ask: Either) -> None:
-    if isinstance(ask.client, Client):
-        ask.client.close()
-    else:
-        await ask.client.close()
+    await ask.close()
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
@@ -261,7 +223,7 @@ async def test_following_a_run_goes_on_after_breaks(
         await asyncio.wait_for(following, 10)
         events = [event.seq async for event in started.history()]
     assert seen == events
-    await _close(ask)
+    await ask.close()
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
@@ -270,7 +232,7 @@ async def test_no_server_is_an_error_of_ours_after_the_time(kind: type[Client | 
     with pytest.raises(fencepost.Unreachable) as caught:
         await ask("get_run", "00000000-0000-7000-8000-000000000000")
     assert caught.value.reason == "UNREACHABLE"
-    await _close(ask)
+    await ask.close()
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
@@ -279,4 +241,4 @@ async def test_another_server_is_asked_when_one_is_away(
 ) -> None:
     ask = Either(kind(f"127.0.0.1:1,{server.grpc_address}"))
     assert (await ask("register_definition", manifest(1))).created
-    await _close(ask)
+    await ask.close()

@@ -16,7 +16,19 @@ import psycopg
 import pytest
 import pytest_asyncio
 
-from fencepost import CancelReason, FailureKind, PermanentError, Step, StepContext, Value, step
+from fencepost import (
+    CancelReason,
+    FailureKind,
+    LeaseLost,
+    PermanentError,
+    Step,
+    StepContext,
+    TaskKind,
+    Value,
+    step,
+    undo,
+)
+from fencepost.checkpoints import Saving
 from fencepost.executor import Executor, Result
 from fencepost.failure import Completed, Failed
 from fencepost.lease import Lease
@@ -342,3 +354,58 @@ async def test_an_eager_task_factory_is_no_trouble(harness: Harness) -> None:
     harness.users_loop.call_soon_threadsafe(harness.users_loop.set_task_factory, factory)
     assert len(await harness.run(*[plain] * 3, *both(lambda: 1))) == 5
     assert not harness.executor._tasks
+
+
+async def test_checkpoints_arrive_in_order_and_before_the_result_of_their_step(harness: Harness) -> None:
+    def save(ctx: StepContext) -> None:
+        for number in range(100):
+            ctx.checkpoint(number, wait=False)
+
+    async def save_on_the_loop(ctx: StepContext) -> None:
+        save(ctx)
+
+    leases = [lease_of(step("a")(save), run=1), lease_of(step("b")(save_on_the_loop), run=2)]
+    harness.executor.submit(leases)
+    await eventually(lambda: len(harness.results) == 202)
+    for lease in leases:
+        *states, outcome = [result for of, result in harness.results if of is lease]
+        assert [state.number for state in states if isinstance(state, Saving)] == list(range(1, 101))
+        assert isinstance(outcome, Completed)
+
+
+async def test_who_waits_for_a_checkpoint_of_a_worker_that_has_ended_is_told_so(harness: Harness) -> None:
+    begun, ended = threading.Event(), threading.Event()
+    errors: list[LeaseLost] = []
+
+    def save(ctx: StepContext) -> None:
+        begun.set()
+        ended.wait(5)
+        try:
+            ctx.checkpoint(1)
+        except LeaseLost as error:
+            errors.append(error)
+
+    lease = lease_of(step("a")(save))
+    harness.executor.submit([lease])
+    await eventually(begun.is_set)
+    harness.executor.close()
+    ended.set()
+    await eventually(lambda: errors)
+    assert "the worker has ended" in str(errors[0])
+
+
+async def test_undo_handlers_run_like_steps(harness: Harness) -> None:
+    def sync(given: int, made: str) -> str:
+        return f"{given} {made}"
+
+    async def on_loop(given: int, made: str, ctx: StepContext) -> str:
+        return f"{given} {made} {ctx.kind}"
+
+    handlers: list[Step[..., Any]] = [undo("a")(sync), undo("b")(on_loop)]
+    leases = [
+        lease_of(handler, run=number, kind=TaskKind.UNDO, input=Value(json="1"), undo_output=Value(json='"x"'))
+        for number, handler in enumerate(handlers)
+    ]
+    harness.executor.submit(leases)
+    outcomes = await harness.outcomes(*leases)
+    assert [outcome.output.json for outcome in outcomes] == ['"1 x"', '"1 x UNDO"']
