@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from fencepost_server.store.arrays import Texts, Times, Uuids
 from fencepost_server.store.connection import Database, Session
 from fencepost_server.store.queries import query
+from fencepost_server.store.runs import in_order
 from fencepost_server.store.tasks import NO_RUN
 
 DefinitionKey = tuple[str, str, bytes]
@@ -60,7 +61,7 @@ class LockedRun:
 async def definitions(database: Database, after: DefinitionKey, limit: int) -> list[DefinitionKey]:
     """A page of all definitions, in order."""
     params = {"namespace": after[0], "workflow_id": after[1], "hash": after[2], "limit": limit}
-    rows = await database.rows(query("retention", "definitions"), params)
+    rows = await in_order(database, query("retention", "definitions"), params)
     return [(namespace, workflow_id, bytes(hash_)) for namespace, workflow_id, hash_ in rows]
 
 
@@ -73,7 +74,7 @@ async def old(database: Database, ranges: Sequence[Range]) -> list[Range]:
         "after_ats": Times(r.after_at for r in ranges),
         "after_runs": Uuids(r.after_run for r in ranges),
     }
-    return [ranges[ord_ - 1] for (ord_,) in await database.rows(query("retention", "old"), params)]
+    return [ranges[ord_ - 1] for (ord_,) in await in_order(database, query("retention", "old"), params)]
 
 
 async def page(database: Database, wanted: Range, limit: int) -> list[OldRun]:
@@ -86,7 +87,7 @@ async def page(database: Database, wanted: Range, limit: int) -> list[OldRun]:
         "after_run": wanted.after_run,
         "limit": limit,
     }
-    rows = await database.rows(query("retention", "page"), params)
+    rows = await in_order(database, query("retention", "page"), params)
     return [OldRun(run_id, at, bytes(hash_), events, ended) for run_id, at, hash_, events, ended in rows]
 
 
@@ -149,7 +150,7 @@ async def outlived(database: Database, after: Key, limit: int, key_memory: float
         "limit": limit,
         "memory": timedelta(seconds=key_memory),
     }
-    rows = await database.rows(query("retention", "outlived"), params)
+    rows = await in_order(database, query("retention", "outlived"), params)
     if not rows or rows[0][5] < limit:
         return FIRST_KEY
     namespace, kind, workflow_id, user_id, key, _ = rows[0]

@@ -177,6 +177,14 @@ class _Lead(IntEnum):
     ATTRIBUTE = 4
 
 
+async def in_order(database: Database, statement: bytes, params: Params) -> list[Any]:
+    """The rows of a statement that reads ranges of indexes in their order, each up to a limit."""
+    async with database.transaction() as session:
+        await session.send(query("run", "in_order"))
+        cursor = await session.send(statement, params)
+    return await cursor.fetchall()
+
+
 async def list_runs(database: Database, wanted: RunFilter, before: Place | None, limit: int) -> RunPage:
     """One page: runs before a place in the order, or from the newest. Looks at a bounded number of runs, so that what
     is rare can give an empty page that has a next one; where every run fits, at no more than it returns.
@@ -199,7 +207,7 @@ async def list_runs(database: Database, wanted: RunFilter, before: Place | None,
     params |= {"keys": Texts(rest), "values": Texts(rest.values())}
     narrow = bool(rest or params["states"] or params["failures"]) or _filters(wanted) - {lead}
     scan = _SCAN if narrow else limit
-    rows = await database.rows(query("run", "list_runs"), {**params, "scan": scan, "limit": limit})
+    rows = await in_order(database, query("run", "list_runs"), {**params, "scan": scan, "limit": limit})
     found = [_summary(row) for row in rows if row[16]]
     if len(found) == limit or (rows and rows[-1][17] == scan):
         return RunPage(found, (rows[-1][9], rows[-1][0]))
@@ -217,7 +225,7 @@ async def _lead(database: Database, wanted: RunFilter, params: Params) -> tuple[
     if len(leads) == 1 and len(keys) <= 1:
         return leads.pop(), keys[0] if keys else ""
     counted = {"keys": Texts(keys), "values": Texts(wanted.attributes.values()), "most": _MOST_COUNTED}
-    rows = await database.rows(query("run", "count_candidates"), {**params, **counted})
+    rows = await in_order(database, query("run", "count_candidates"), {**params, **counted})
     # Of several that leave many, an attribute says more than a user or a workflow.
     _, lead, place = min((count, -lead, place) for lead, place, count in rows)
     return _Lead(-lead), keys[place - 1] if place else ""

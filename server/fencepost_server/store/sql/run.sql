@@ -17,6 +17,11 @@ select e.seq, e.payload, e.payload_binary, e.payload_metadata, e.seq = r.output_
 from run r join event e on e.run_id = r.run_id and (e.seq = 1 or e.seq = r.output_seq)
 where r.run_id = %(run_id)s;
 
+-- name: in_order
+-- For a transaction that reads a range of an index in its order up to a limit: with statistics that are older than the rows, it can
+-- look cheaper to gather the whole range in a bitmap and to sort it.
+select set_config('enable_bitmapscan', 'off', true);
+
 -- name: list_runs
 -- Keyset by (created_at, run_id), newest first. Which branch of candidates runs is %(lead)s: 0 all of the namespace, 1 a workflow's,
 -- 2 a user's, 3 a run's children, 4 those with one attribute; each is one range of its index. Of them at most %(scan)s are looked at,
