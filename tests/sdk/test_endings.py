@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fencepost import (
+    AlreadyUndone,
     AsyncClient,
     AsyncRunHandle,
     CancelReason,
@@ -99,6 +100,8 @@ async def test_completed_steps_are_undone_in_reverse_with_their_inputs_and_outpu
         ]
         events = [event async for event in run.history() if event.kind == "undo_completed"]
         assert [event.payload.decode() for event in events if event.payload is not None] == [-701, None]
+        with pytest.raises(AlreadyUndone):
+            await run.retry("after all")
 
 
 async def test_an_undo_is_tried_again_and_goes_on_from_its_own_checkpoint(server: InProcessServer) -> None:
