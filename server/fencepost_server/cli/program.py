@@ -9,11 +9,12 @@ from typing import Annotated
 
 import typer
 
-from fencepost_server.cli import control, definitions, deploying, dev, runs, server, starting, waiting
+from fencepost_server.cli import control, definitions, deploying, dev, runs, schedules, server, starting, waiting
 from fencepost_server.cli.caller import with_caller
 from fencepost_server.cli.faults import WrongUsage, explain
 from fencepost_server.cli.matching import with_chosen
 from fencepost_server.cli.parameters import Command, Debug, with_debug
+from fencepost_server.cli.schedule_specs import with_said
 
 PROGRAM = "fencepost"
 
@@ -25,7 +26,7 @@ _CONTROL: Mapping[str, Command] = {
     "resume": control.resume,
     "retry": control.retry,
 }
-_CLIENTS = ("definitions", "runs", *_CONTROL)
+_CLIENTS = ("definitions", "runs", "schedules", *_CONTROL)
 
 
 def _show_version(wanted: bool) -> None:
@@ -51,7 +52,8 @@ def _root(
     given = {"address": address, "namespace": namespace, "json": json or None}
     context.obj = {name: value for name, value in given.items() if value is not None}
     if context.obj and context.invoked_subcommand not in _CLIENTS:
-        raise WrongUsage(f"--{next(iter(context.obj))} is for the commands {', '.join(_CLIENTS)}")
+        commands = f"{', '.join(_CLIENTS[:-1])} and {_CLIENTS[-1]}"
+        raise WrongUsage(f"--{next(iter(context.obj))} is for the commands {commands}")
 
 
 def make_app() -> typer.Typer:
@@ -91,6 +93,23 @@ def make_app() -> typer.Typer:
             "watch": with_caller(runs.watch),
             "wait": with_caller(waiting.wait, without=("timeout",)),
             "history": with_caller(runs.history),
+        },
+    )
+    _add_group(
+        app,
+        "schedules",
+        "Start runs at given times.",
+        {
+            "create": with_caller(with_said(schedules.create)),
+            "update": with_caller(with_said(schedules.update)),
+            "list": with_caller(schedules.list_),
+            "show": with_caller(schedules.show),
+            "fire-times": with_caller(schedules.fire_times),
+            "trigger": with_caller(schedules.trigger),
+            "backfill": with_caller(schedules.backfill),
+            "pause": with_caller(schedules.pause),
+            "resume": with_caller(schedules.resume),
+            "delete": with_caller(schedules.delete),
         },
     )
     for name, command in _CONTROL.items():

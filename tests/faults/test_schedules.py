@@ -1,0 +1,153 @@
+"""Schedules while servers stop, die and lose their database: each fire time starts its run once, whichever server does
+it, and what is missed goes by the catch-up window.
+
+Rows 12 and 17 of the field failures. I13.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta
+
+import pytest
+
+from fencepost.v1 import schedule_service_pb2 as pb
+from tests.engine.scheduling import create, fire_now, get, keys, span, spec, stub, until, until_at_rest
+from tests.faults.scene import QUICK, Scene, count, until_count
+from tests.fixtures.api import DEADLINE, Api
+from tests.fixtures.databases import database_address, redirected
+from tests.fixtures.manifests import manifest
+from tests.fixtures.servers import Setting, StartServerProcess
+from tests.fixtures.waiting import eventually
+
+ALLOW = pb.OVERLAP_POLICY_ALLOW
+TIMES: dict[str, Setting] = {**QUICK, "schedule_retry": 1.0, "idle_in_transaction_timeout": 1.0, "connect_timeout": 1.0}
+SECOND = timedelta(seconds=1)
+
+
+async def until_fired(api: Api, more: int) -> None:
+    """Wait until a schedule has started so many more runs."""
+    before = (await get(api)).started_runs
+
+    async def reached() -> bool:
+        return (await get(api)).started_runs >= before + more
+
+    await eventually(reached, 30)
+
+
+async def fired(api: Api, dsn: str) -> list[datetime]:
+    """Pause the schedule, let what was decided come to its end, and tell which fire times have started runs."""
+    await stub(api).PauseSchedule(pb.PauseScheduleRequest(schedule_id="s"), timeout=DEADLINE)
+    await until_at_rest(dsn)
+    found = [datetime.fromisoformat(key.split(" ")[1]) for key in await keys(dsn)]
+    assert await count(dsn, "run") == len(found) == (await get(api)).started_runs
+    return found
+
+
+def left_out(times: list[datetime]) -> int:
+    """How many seconds between the first and the last have no run."""
+    assert times == sorted(set(times)), "none twice"
+    return (times[-1] - times[0]) // SECOND + 1 - len(times)
+
+
+async def test_servers_that_stop_and_come_back_in_turn_leave_out_no_fire_time_and_double_none(
+    scene: Scene, server_process: StartServerProcess
+) -> None:
+    """Row 17. A schedule of each second; one server sleeps, wakes up and finds its work done, then the other one."""
+    servers = [server_process(scene.dsn, wait=False, **TIMES) for _ in range(2)]
+    for server in servers:
+        server.wait_serving()
+    api = scene.api(servers[0].grpc_address)
+    await api.register(manifest(1))
+    await create(api, spec(interval=span(1), overlap=ALLOW, catch_up_window=span(60)))
+    await until_fired(api, 1)
+    for sleeper in (servers[1], servers[0], servers[1]):
+        awake = scene.api(servers[servers.index(sleeper) - 1].grpc_address)
+        sleeper.pause()
+        await until_fired(awake, 3)
+        sleeper.resume()
+        await until_fired(awake, 1)
+    times = await fired(api, scene.dsn)
+    assert left_out(times) == 0
+    assert (await get(api)).skipped_missed == 0
+
+
+@pytest.mark.parametrize("window", [60, 2])
+async def test_a_database_that_is_away_for_a_while_costs_only_what_the_window_gives_up(
+    scene: Scene, window: int
+) -> None:
+    """Row 17: two servers, no reset, no answer. Within the window all is made up for; beyond it, it is counted."""
+    database = scene.proxy(database_address(scene.dsn))
+    settings = {**TIMES, "batch_timeout": 1.5, "dsn": redirected(scene.dsn, database.address)}
+    servers = [await scene.serve(**settings) for _ in range(2)]
+    api = scene.api(servers[0].grpc_address)
+    await api.register(manifest(1))
+    await create(api, spec(interval=span(1), overlap=ALLOW, catch_up_window=span(window)))
+    await until_fired(api, 2)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    database.blackhole()
+    await eventually(lambda: loop.time() - began > 6, 10)
+    database.heal()
+    await until_fired(api, 3)
+    times = await fired(api, scene.dsn)
+    found = await get(api)
+    assert left_out(times) == found.skipped_missed
+    assert (found.skipped_missed > 0) is (window == 2)
+
+
+@pytest.mark.parametrize(
+    ("amid", "runs"),
+    [
+        (b"set next_fire_at = x.next_fire_at", 0),  # before the decision has committed
+        (b"insert into run ", 0),  # decided, and not started
+        (b"with settled as", 1),  # started, and not written down
+    ],
+    ids=["deciding", "starting", "settling"],
+)
+async def test_a_server_that_is_killed_while_it_fires_loses_nothing_and_doubles_nothing(
+    scene: Scene, server_process: StartServerProcess, amid: bytes, runs: int
+) -> None:
+    """It never gets further than the statement; then it is killed, and another server comes."""
+    database = scene.proxy(database_address(scene.dsn))
+    killed = server_process(redirected(scene.dsn, database.address), prepared="off", **TIMES)
+    api = scene.api(killed.grpc_address)
+    await api.register(manifest(1))
+    await create(api, spec())
+    database.break_on(amid, "up", "blackhole")
+    await fire_now(scene.dsn)
+    await eventually(lambda: database.breaks)
+    await until_count(scene.dsn, "run", runs)
+    killed.kill()
+    assert await count(scene.dsn, "schedule where started_runs = 0") == 1
+    other = await scene.serve(**TIMES)
+    found = await until(scene.api(other.grpc_address), started_runs=1)
+    await until_at_rest(scene.dsn)
+    assert await count(scene.dsn, "run") == 1
+    assert (await scene.api(other.grpc_address).get(found.last_run_id)).run_id == found.last_run_id
+
+
+async def test_a_server_that_stops_amid_its_decision_holds_up_no_other_schedule(
+    scene: Scene, server_process: StartServerProcess
+) -> None:
+    """The rows that it has locked come free when the database ends its transaction; the others fire at once."""
+    database = scene.proxy(database_address(scene.dsn))
+    stopped = server_process(redirected(scene.dsn, database.address), prepared="off", **TIMES)
+    other = await scene.serve(**TIMES)
+    api = scene.api(other.grpc_address)
+    await api.register(manifest(1))
+    await create(api, spec(), "held")
+    await create(api, spec(), "free")
+    other.app.engine.firing.draining = True  # so that it is the stopped one that takes the first
+    database.break_on(b"set next_fire_at = x.next_fire_at", "up", "blackhole")
+    await fire_now(scene.dsn, "held")
+    await eventually(lambda: database.breaks)
+    stopped.pause()
+    other.app.engine.firing.draining = False
+    await fire_now(scene.dsn, "free")
+    await until(api, schedule_id="free", started_runs=1)
+    await until(api, schedule_id="held", started_runs=1)
+    database.heal()
+    stopped.resume()
+    await until_at_rest(scene.dsn)
+    assert await count(scene.dsn, "run") == 2
