@@ -7,8 +7,11 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from fencepost.v1 import run_pb2
 from fencepost.v1 import schedule_service_pb2 as pb
+from fencepost_server.store import schedules
 from tests.engine.rows import count, execute, fetch
 from tests.engine.scheduling import (
     MINUTE,
@@ -181,6 +184,64 @@ async def test_what_waits_is_started_although_nobody_tells_of_the_end(
     await eventually(lambda: pending(dsn))
     await execute(dsn, "delete from run where run_id = %s", [found.last_run_id])
     await until(api, started_runs=2)
+
+
+@pytest.mark.parametrize("leased", [True, False])
+async def test_the_run_under_way_is_cancelled_and_the_next_one_starts_when_it_has_ended(
+    api: Api, dsn: str, server: InProcessServer, connect_worker: ConnectWorker, leased: bool
+) -> None:
+    """CANCEL_RUNNING: with a step on lease the run has its grace first."""
+    await api.register(manifest(1))
+    await create(api, spec(overlap=pb.OVERLAP_POLICY_CANCEL_RUNNING))
+    first = (await fire_and_wait(api, dsn, started_runs=1)).last_run_id
+    worker = task = None
+    if leased:
+        worker = await connect_worker(server.grpc_address, handlers=["s1"], capacity=1)
+        task = await worker.task()
+    await until_at_rest(dsn)
+    await fire_now(dsn)
+    if worker is not None and task is not None:
+
+        async def is_ending() -> bool:
+            return (await api.get(first)).state == run_pb2.RUN_STATE_ENDING
+
+        await eventually(is_ending)
+        assert (await get(api)).started_runs == 1
+        await worker.complete(task, "1")
+    found = await until(api, started_runs=2)
+    assert (await api.get(first)).state == run_pb2.RUN_STATE_CANCELLED
+    assert (await api.get(found.last_run_id)).state == run_pb2.RUN_STATE_PENDING
+    assert (found.skipped_overlap, found.last_error) == (0, "")
+
+
+async def test_labels_and_the_timeout_of_a_run_are_those_of_its_schedule(api: Api, dsn: str) -> None:
+    await api.register(manifest(1))
+    await create(api, spec(attributes={"team": "a"}, run_timeout=span(1)))
+    found = await fire_and_wait(api, dsn, started_runs=1)
+    run = await api.wait(found.last_run_id)
+    assert dict(run.attributes) == {"team": "a"}
+    assert run.failure.code == "RUN_TIMEOUT"
+
+
+async def test_schedules_that_wait_for_their_time_cost_no_statement_beside_the_probe(
+    api: Api, dsn: str, server: InProcessServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 34."""
+    await create(api, spec())
+    await until_at_rest(dsn)
+    engine = server.app.engine
+    looks: list[int] = []
+    lock_due = schedules.lock_due
+
+    async def counting(*arguments: Any) -> Any:
+        looks.append(1)
+        return await lock_due(*arguments)
+
+    monkeypatch.setattr(schedules, "lock_due", counting)
+    probes = engine.last_probe
+    await eventually(lambda: engine.last_probe > probes + 1)
+    assert looks == []
+    assert engine.firing.loop.errors == 0
 
 
 async def test_runs_may_be_under_way_at_once_if_the_policy_says_so(api: Api, dsn: str) -> None:

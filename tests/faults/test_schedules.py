@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -17,11 +18,11 @@ from tests.faults.scene import QUICK, Scene, count, until_count
 from tests.fixtures.api import DEADLINE, Api
 from tests.fixtures.databases import database_address, redirected
 from tests.fixtures.manifests import manifest
-from tests.fixtures.servers import Setting, StartServerProcess
+from tests.fixtures.servers import StartServerProcess
 from tests.fixtures.waiting import eventually
 
 ALLOW = pb.OVERLAP_POLICY_ALLOW
-TIMES: dict[str, Setting] = {**QUICK, "schedule_retry": 1.0, "idle_in_transaction_timeout": 1.0, "connect_timeout": 1.0}
+TIMES: dict[str, Any] = {**QUICK, "schedule_retry": 1.0, "idle_in_transaction_timeout": 1.0, "connect_timeout": 1.0}
 SECOND = timedelta(seconds=1)
 
 
