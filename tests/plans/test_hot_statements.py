@@ -406,6 +406,7 @@ HOT: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
 
 IN_ORDER = {
     *(name for name in HOT if name.startswith("list runs")),
+    *("live runs of a definition", "count live runs"),
     *("count candidates", "retention: definitions", "retention: old", "retention: page", "retention: outlived"),
 }
 """Ranges of indexes, read in their order up to a limit."""

@@ -10,6 +10,7 @@ from fencepost_server.domain.child_cycles import CHILD_MARK
 from fencepost_server.store.arrays import Texts
 from fencepost_server.store.connection import Database, Session
 from fencepost_server.store.queries import query
+from fencepost_server.store.runs import in_order
 
 Position = tuple[datetime, str]
 """A place in a list of runs, the oldest first: created_at and run_id."""
@@ -199,8 +200,8 @@ async def live_runs(
     database: Database, removal: Removal, after: Position, until: Position, scan: int, limit: int
 ) -> LivePage:
     """At most ``limit`` live runs of a definition after one place up to another; reads at most ``scan`` runs."""
-    rows = await database.rows(
-        query("definition", "live_runs"), {**_range(removal, after, until), "scan": scan, "limit": limit}
+    rows = await in_order(
+        database, query("definition", "live_runs"), {**_range(removal, after, until), "scan": scan, "limit": limit}
     )
     runs = [(at, run_id) for run_id, at, live, _total in rows if live]
     more = bool(rows) and (len(rows) == limit or rows[-1][3] == scan)
@@ -211,7 +212,9 @@ async def count_live_runs(
     database: Database, removal: Removal, after: Position, until: Position, scan: int
 ) -> LiveCount:
     """How many of the next ``scan`` runs are live ones of a definition."""
-    rows = await database.rows(query("definition", "count_live_runs"), {**_range(removal, after, until), "scan": scan})
+    rows = await in_order(
+        database, query("definition", "count_live_runs"), {**_range(removal, after, until), "scan": scan}
+    )
     if not rows:
         return LiveCount(0, None)
     live, total, at, run_id = rows[0]
