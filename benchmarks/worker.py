@@ -23,8 +23,8 @@ import time
 from typing import Any
 
 from benchmarks.plan import STEPS
-from benchmarks.workflow import handler_name
-from fencepost import Step, Worker, step
+from benchmarks.workflow import ITEM, REFUSE, UNDO, UNDONE, handler_name
+from fencepost import PermanentError, Step, Undo, Worker, step, undo
 
 CONNECT_TIMEOUT = 30.0
 
@@ -60,12 +60,27 @@ def timed_steps() -> list[Step[..., Any]]:
     return [step(handler_name(index))(add) for index in range(STEPS)]
 
 
+def engine_steps() -> list[Step[..., Any] | Undo[..., Any]]:
+    """What the benchmark `engine` needs beside."""
+
+    async def same(value: Any) -> Any:
+        return value
+
+    async def refuse(_value: Any) -> Any:
+        raise PermanentError("the benchmark asks for it")
+
+    async def take_back(_value: Any, _output: Any) -> None:
+        return None
+
+    return [step(UNDONE)(same), step(ITEM)(same), step(REFUSE)(refuse), undo(UNDO)(take_back)]
+
+
 class Shift:
     """One time of working, from "work" to "stop"."""
 
     def __init__(self, address: str, name: str, slots: int, *, timed: bool) -> None:
         self._began: list[float] = []
-        steps = timed_steps() if timed else plain_steps(self._began)
+        steps = [*(timed_steps() if timed else plain_steps(self._began)), *engine_steps()]
         self._worker = Worker(address, steps, slots=slots, name=name)
         # The main thread reads commands, where a worker's would only wait.
         self._thread = threading.Thread(target=self._worker.run, name="worker", daemon=True)

@@ -11,6 +11,8 @@ from benchmarks.plan import STEPS
 
 WORKFLOW = "bench"
 INPUT = {"n": 0}
+UNDONE, UNDO, REFUSE, ITEM = "bench.undone", "bench.undo", "bench.refuse", "bench.item"
+"""Handlers of the benchmark `engine`."""
 
 
 def node_id(index: int) -> str:
