@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def words(command: str) -> tuple[str, ...]:
     return (command, "go") if command == "signal" else (command,)
 
 
-async def start_runs(api: Api, n: int, **fields: object) -> list[str]:
+async def start_runs(api: Api, n: int, **fields: Any) -> list[str]:
     await api.register(manifest(1, retry={"max_attempts": 1}))
     return [r.started.run_id for r in await api.start_many([api.start_request(**fields) for _ in range(n)])]
 

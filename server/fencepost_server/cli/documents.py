@@ -7,12 +7,17 @@ is changed on the way; a binary one has a key of its own with the suffix ``_base
 from __future__ import annotations
 
 import base64
+import dataclasses
 import datetime as dt
+import enum
 from typing import Any
 
 import msgspec
 
-from fencepost import Definition, Event, Failure, FencepostError, OpenStep, Run, Value, Violation
+from fencepost import Definition, Event, Failure, FencepostError, OpenStep, OpenWait, Run, Value, Violation
+
+_ZEROS = frozenset({("case_index", "choice_made"), ("items", "scope_opened"), ("grace", "run_ending")})
+"""Where 0 is something to tell."""
 
 
 def run_document(run: Run, *, listed: bool = False) -> dict[str, Any]:
@@ -34,14 +39,17 @@ def run_document(run: Run, *, listed: bool = False) -> dict[str, Any]:
         "parent_run_id": run.parent_run_id,
         "failure": failure_document(run.failure),
     }
+    if run.ending is not None:
+        document["ending"] = run.ending.value
     if not listed:
         document |= _payload("input", run.input) | _payload("output", run.output)
         document["open_steps"] = [_open_step(step) for step in run.open_steps]
+        document["open_waits"] = [_open_wait(wait) for wait in run.open_waits]
     return document
 
 
 def _open_step(step: OpenStep) -> dict[str, Any]:
-    return {
+    document: dict[str, Any] = {
         "task_id": step.task_id,
         "node_id": step.node_id,
         "handler": step.handler,
@@ -54,7 +62,25 @@ def _open_step(step: OpenStep) -> dict[str, Any]:
         "lease_expire_time": stamp(step.lease_expire_time),
         "worker_name": step.worker_name,
         "last_failure": failure_document(step.last_failure),
+        "undo": step.undo,
+        "checkpoint_number": step.checkpoint_number,
     }
+    if step.scope_id:
+        document |= {"scope_id": step.scope_id, "item": step.item}
+    if step.progress is not None:
+        document |= _payload("progress", step.progress)
+    return document
+
+
+def _open_wait(wait: OpenWait) -> dict[str, Any]:
+    document: dict[str, Any] = {"seq": wait.seq, "node_id": wait.node_id}
+    if wait.fire_time is not None:
+        document["fire_time"] = stamp(wait.fire_time)
+    if wait.signal_name:
+        document["signal_name"] = wait.signal_name
+    if wait.child_run_id:
+        document["child_run_id"] = wait.child_run_id
+    return document
 
 
 def failure_document(failure: Failure | None) -> dict[str, Any] | None:
@@ -74,27 +100,18 @@ def failure_document(failure: Failure | None) -> dict[str, Any] | None:
 def event_document(event: Event) -> dict[str, Any]:
     """An event; keys that its kind does not have are left out."""
     document: dict[str, Any] = {"seq": event.seq, "event_time": stamp(event.time), "kind": event.kind.value}
-    for key in (
-        "workflow_id",
-        "definition_hash",
-        "task_id",
-        "node_id",
-        "handler",
-        "queue",
-        "attempt",
-        "fencing_token",
-        "input_seq",
-        "output_seq",
-        "operational_failures",
-        "corrective_failures",
-    ):
+    for key in (field.name for field in dataclasses.fields(event)):
         value = getattr(event, key)
-        if value:
-            document[key] = value
-    if event.ready_time is not None:
-        document["ready_time"] = stamp(event.ready_time)
-    if event.failure is not None:
-        document["failure"] = failure_document(event.failure)
+        if key in {"seq", "time", "kind", "payload"} or (not value and (key, event.kind.value) not in _ZEROS):
+            continue
+        if isinstance(value, dt.datetime):
+            document[key] = stamp(value)
+        elif isinstance(value, Failure):
+            document[key] = failure_document(value)
+        else:
+            document[key] = value.value if isinstance(value, enum.Enum) else value
+    if event.scope_id:
+        document["item"] = event.item
     if event.payload is not None:
         document |= _payload("payload", event.payload)
     return document

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,7 +24,7 @@ from fencepost_server.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from fencepost import Event, Failure, OpenStep, Run, Value
+    from fencepost import Event, Failure, OpenStep, OpenWait, Run, Value
 
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", show_default=False)]
 
@@ -48,7 +49,7 @@ def show_run(run: Run) -> None:
             ("run", run.run_id),
             ("workflow", run.workflow_id),
             ("definition", run.definition_hash),
-            ("state", run.state.value),
+            ("state", run.state.value if run.ending is None else f"{run.state.value}, then {run.ending.value}"),
             ("request key", run.request_key),
             ("dedupe key", run.dedupe_key),
             ("user", run.user_id),
@@ -66,19 +67,34 @@ def show_run(run: Run) -> None:
     )
     if run.open_steps:
         write_line("")
-        titles = ("NODE", "HANDLER", "QUEUE", "STATE", "ATTEMPT", "SINCE", "WORKER", "LAST FAILURE")
+        titles = ("NODE", "HANDLER", "QUEUE", "STATE", "ATTEMPT", "SINCE", "WORKER", "PROGRESS", "LAST FAILURE")
         show_table(titles, [_step_row(step) for step in run.open_steps])
+    if run.open_waits:
+        write_line("")
+        show_table(("NODE", "WAITS FOR", "SINCE EVENT"), [_wait_row(wait) for wait in run.open_waits])
+
+
+def _wait_row(wait: OpenWait) -> tuple[str, ...]:
+    if wait.fire_time is not None:
+        waits_for = local(wait.fire_time)
+    elif wait.child_run_id:
+        waits_for = f"run {wait.child_run_id}"
+    else:
+        waits_for = f"signal {wait.signal_name}"
+    return wait.node_id, waits_for, str(wait.seq)
 
 
 def _step_row(step: OpenStep) -> tuple[str, ...]:
+    node = f"{step.node_id} (undo)" if step.undo else step.node_id
     return (
-        step.node_id,
+        f"{node} [{step.item}]" if step.scope_id else node,
         step.handler,
         step.queue,
         step.state.value,
         str(step.attempt),
         local(step.ready_time),
         step.worker_name,
+        payload_text(step.progress, 40),
         shortened(failure_text(step.last_failure), 80),
     )
 
@@ -205,19 +221,49 @@ def watch(
 
 def event_text(event: Event, width: int) -> str:
     """What an event tells beyond its kind and node."""
-    parts = []
-    if event.workflow_id:
-        parts.append(f"{event.workflow_id} {event.definition_hash[:12]}")
-    if event.handler:
-        parts.append(f"{event.handler} on {event.queue}")
+    parts = [*_subject(event)]
     if event.attempt:
         parts.append(f"attempt {event.attempt}")
+    if event.state is not None:
+        parts.append(event.state.value)
     if event.failure is not None:
         parts.append(failure_text(event.failure))
+    if event.reason:
+        parts.append(event.reason)
     if event.ready_time is not None:
         parts.append(f"again in {lasted((event.ready_time - event.time).total_seconds())}")
+    if event.grace is not None:
+        parts.append(f"grace {lasted(event.grace)}")
     if event.output_seq:
         parts.append(f"output of event {event.output_seq}")
     if event.payload is not None:
         parts.append(payload_text(event.payload, width))
     return shortened("; ".join(parts), width)
+
+
+def _subject(event: Event) -> Iterator[str]:
+    """What an event is about: what runs, what is waited for, and where."""
+    if event.workflow_id:
+        yield f"{event.workflow_id} {event.definition_hash[:12]}".rstrip()
+    if event.handler:
+        yield f"{event.handler} on {event.queue}"
+    if event.signal_name:
+        yield f"signal {event.signal_name}"
+    if event.signal_seq:
+        yield f"signal of event {event.signal_seq}"
+    if event.fire_time is not None:
+        yield f"until {local(event.fire_time)}"
+    if event.timeout_time is not None:
+        yield f"until {local(event.timeout_time)} at most"
+    if event.timer_kind is not None:
+        yield event.timer_kind.value.lower().replace("_", " ")
+    if event.child_run_id:
+        yield f"run {event.child_run_id}"
+    if event.of_seq:
+        yield f"of event {event.of_seq}"
+    if event.kind == "choice_made":
+        yield "no case" if event.case_index < 0 else f"case {event.case_index}"
+    if event.kind == "scope_opened":
+        yield f"{event.items} branches or items"
+    if event.scope_id and event.kind != "scope_closed":
+        yield f"item {event.item} of event {event.scope_id}"

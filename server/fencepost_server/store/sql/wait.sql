@@ -1,10 +1,10 @@
 -- What runs wait for, for people. No locks. Deciding on it is batch.sql's.
 
 -- name: open_waits
--- Timers are those that nodes and starts wait for, not the timeouts of something else (kinds 1 and 6). Each part is bounded before
--- they are put in order. index: timer_pkey, wait_pkey, child_pkey
+-- Timers are those that nodes and starts wait for, not the timeouts of something else (kinds 1 and 6); a start is no node's, though
+-- its place is the first one. Each part is bounded before they are put in order. index: timer_pkey, wait_pkey, child_pkey
 select * from (
-    (select seq, place, fire_at, null::text as name, null::uuid as child_run_id from timer
+    (select seq, case kind when 1 then place else '{}' end as place, fire_at, null::text as name, null::uuid as child_run_id from timer
      where run_id = %(run_id)s and kind in (1, 6) order by seq limit 1000)
     union all
     (select seq, place, null, name, null from wait where run_id = %(run_id)s order by seq limit 1000)
