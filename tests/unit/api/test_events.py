@@ -20,8 +20,23 @@ AT = datetime(2026, 11, 29, 12, 0, 0, 250_000, tzinfo=UTC)
 LATER = "2026-11-30T12:00:00.000001+00:00"
 GRAPH = compile_graph(parse_manifest(manifest(2)).canonical)
 RUN = RunSummary(
-    "r", "default", "wf", b"\1" * 32, 2, "", "", 3, None, AT, None, 9, "", None, None
-)  # fmt: skip
+    run_id="r",
+    namespace="default",
+    workflow_id="wf",
+    definition_hash=b"\1" * 32,
+    state=2,
+    user_id="",
+    request_key="",
+    priority=3,
+    failure=None,
+    created_at=AT,
+    ended_at=None,
+    last_seq=9,
+    dedupe_key="",
+    attributes=None,
+    parent_run_id=None,
+    control=None,
+)
 FAILURE = Failure(FailureKind.PERMANENT, "CODE", "why\0", Payload(json="1"), "n1", 2)
 FAILED = json.loads(FAILURE.to_json())
 FAILURE_JSON = {
