@@ -201,6 +201,7 @@ def test_a_stream_whose_pings_are_not_answered_gets_no_more_tasks_then_ends() ->
         frame += 1
 
 
+GOING_ON = ("checkpoint", "cancel", "renew")
 ACTIONS = st.sampled_from(
     [
         "claim",
@@ -215,11 +216,25 @@ ACTIONS = st.sampled_from(
         "pong",
         "tick",
         "goodbye",
-        "checkpoint",
-        "cancel",
-        "renew",
+        *GOING_ON,
     ]
 )
+
+
+def go_on(session: Session, desk: Desk, task: LeasedTask, action: str, receive: Any, *, lost: bool) -> bool:
+    """What happens to a step that goes on. Returns whether it turned out that its lease was lost."""
+    key = (task.run_id, task.task_id, task.token)
+    ref = pb.TaskRef(run_id=task.run_id, task_id=task.task_id, fencing_token=task.token)
+    if action == "checkpoint":
+        receive(checkpoint=pb.Checkpoint(items=[pb.CheckpointItem(task=ref, number=1)]))
+        session.settle([(desk.reports.pop(), LEASE_LOST if lost else OK)], ())
+        return lost
+    if action == "cancel":
+        session.cancel(key, "RUN_CANCELLED", 1.0)
+    else:
+        receive(heartbeat=pb.Heartbeat(tasks=[ref]))
+        desk.renewals.pop().answered({key: Lease(1.0, cancel_wanted=True)})
+    return False
 
 
 @given(actions=st.lists(st.tuples(ACTIONS, st.integers(0, 6)), max_size=60), capacity=st.integers(0, 6))
@@ -274,22 +289,10 @@ def test_a_session_never_has_more_tasks_out_than_its_capacity(actions: list[tupl
             ref = pb.TaskRef(run_id=task.run_id, task_id=task.task_id, fencing_token=task.token)
             receive(heartbeat=pb.Heartbeat(tasks=[ref]))
             desk.renewals.pop().answered({(task.run_id, task.task_id, task.token): None})
-        elif action == "checkpoint" and out:
+        elif action in GOING_ON and out:
             task = next(iter(out.values()))
-            ref = pb.TaskRef(run_id=task.run_id, task_id=task.task_id, fencing_token=task.token)
-            receive(checkpoint=pb.Checkpoint(items=[pb.CheckpointItem(task=ref, number=1)]))
-            lost = n == 0
-            session.settle([(desk.reports.pop(), LEASE_LOST if lost else OK)], ())
-            if lost:
+            if go_on(session, desk, task, action, receive, lost=n == 0):
                 del out[task.run_id]
-        elif action == "cancel" and out:
-            task = next(iter(out.values()))
-            session.cancel((task.run_id, task.task_id, task.token), "RUN_CANCELLED", 1.0)
-        elif action == "renew" and out:
-            task = next(iter(out.values()))
-            ref = pb.TaskRef(run_id=task.run_id, task_id=task.task_id, fencing_token=task.token)
-            receive(heartbeat=pb.Heartbeat(tasks=[ref]))
-            desk.renewals.pop().answered({(task.run_id, task.task_id, task.token): Lease(1.0, cancel_wanted=True)})
         elif action == "forget":
             receive(heartbeat=pb.Heartbeat(last_tasks_number=1 << 40))
             assert len(desk.reports) == len(out)
