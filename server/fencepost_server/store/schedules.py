@@ -13,6 +13,7 @@ from fencepost_server.domain.schedule import Spec, spec_from_json, spec_to_json
 from fencepost_server.store.arrays import Ints, Texts, Times, Uuids, columns
 from fencepost_server.store.connection import Database, Session
 from fencepost_server.store.queries import query
+from fencepost_server.store.runs import in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,7 @@ async def get(session: Session, namespace: str, schedule_id: str, *, lock: bool 
 async def list_schedules(database: Database, namespace: str, after: str, limit: int, bytes_: int) -> list[ScheduleRow]:
     """A page by id, of ``limit`` schedules, or about ``bytes_`` bytes of inputs, or one at least."""
     params = {"namespace": namespace, "after": after, "limit": limit, "bytes": bytes_}
-    return [_row(row) for row in await database.rows(query("schedule", "list"), params)]
+    return [_row(row) for row in await in_order(database, query("schedule", "list"), params)]
 
 
 async def change(session: Session, row: ScheduleRow) -> None:

@@ -24,7 +24,7 @@ set next_fire_at = x.next_fire_at, starting_at = x.starting_at, pending_at = x.p
 from unnest(%(uuids)s, %(next_fire_ats)s, %(starting_ats)s, %(pending_ats)s, %(last_fire_ats)s, %(skipped_overlaps)s,
             %(skipped_misseds)s, %(due_ats)s)
      x(uuid, next_fire_at, starting_at, pending_at, last_fire_at, skipped_overlap, skipped_missed, due_at)
-where s.uuid = x.uuid;
+where s.uuid = any(%(uuids)s) and s.uuid = x.uuid;
 
 -- name: park
 -- The row is locked. index: schedule_uuid
@@ -46,7 +46,7 @@ set starting_at = null, due_at = clock_timestamp(), last_run_id = coalesce(x.run
     started_runs = s.started_runs + (x.run_id is not null)::int, failed_starts = s.failed_starts + (x.run_id is null)::int,
     last_error = x.error
 from unnest(%(uuids)s, %(fire_ats)s, %(run_ids)s, %(errors)s) x(uuid, fire_at, run_id, error), settled l
-where l.uuid = x.uuid and s.uuid = x.uuid and s.starting_at = x.fire_at
+where l.uuid = x.uuid and s.uuid = any(%(uuids)s) and s.uuid = x.uuid and s.starting_at = x.fire_at
 returning s.uuid;
 
 -- name: hurry
