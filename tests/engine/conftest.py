@@ -1,0 +1,36 @@
+"""Scenes for tests of the step engine; see tests.engine.flows."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.engine.flows import HANDLERS, OpenScene, Scene
+from tests.fixtures.api import Api
+from tests.fixtures.raw_worker import RawWorker
+from tests.fixtures.servers import StartInProcessServer
+
+
+@pytest.fixture
+def open_scene(
+    in_process_server: StartInProcessServer,
+    dsn: str,
+    connect_api: Callable[[str], Api],
+    connect_worker: Callable[..., Awaitable[RawWorker]],
+) -> OpenScene:
+    """Opens a scene on a server with these settings: ``await open_scene(cancel_grace=1.0)``."""
+
+    async def open_(**settings: Any) -> Scene:
+        server = await in_process_server(dsn, **{"poll_interval": 0.05, **settings})
+        worker = await connect_worker(server.grpc_address, handlers=HANDLERS, capacity=100)
+        return Scene(server, connect_api(server.grpc_address), worker, dsn)
+
+    return open_
+
+
+@pytest.fixture
+async def scene(open_scene: OpenScene) -> Scene:
+    """A scene with the default settings."""
+    return await open_scene()
