@@ -321,3 +321,22 @@ async def test_what_the_state_forbids_is_refused_with_the_state(
         assert refusal.error.metadata["state"] == "COMPLETED"
         assert refusal.error.metadata["event"]
     assert (await api.get(run_id)).last_seq == 4
+
+
+async def test_a_child_whose_parent_has_gone_on_with_its_failure_is_not_retried(
+    server: InProcessServer, api: Api, connect_worker: ConnectWorker
+) -> None:
+    await api.register(manifest(1, workflow_id="invoicing", retry={"max_attempts": 1}))
+    await api.register('{"id": "wf", "compatibility_id": "1", "sequence": [{"id": "bill", "workflow": "invoicing"}]}')
+    parent_id = (await api.start()).run_id
+    worker = await connect_worker(server.grpc_address)
+    task = await worker.task()
+    await worker.fail(task)
+    parent = await api.wait(parent_id)
+    assert (parent.state, parent.failure.code) == (run_pb2.RUN_STATE_FAILED, "CHILD_FAILED")
+    with refused("PARENT_DECIDED", grpc.StatusCode.FAILED_PRECONDITION) as refusal:
+        await ask(api, "RetryRun", task.task.run_id)
+    assert parent_id in refusal.error.message
+    assert (await ask(api, "RetryRun", parent_id)).state != run_pb2.RUN_STATE_FAILED
+    again = await worker.task()
+    assert again.task.run_id != task.task.run_id, "the parent is what goes on, with another child"

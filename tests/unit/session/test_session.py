@@ -244,8 +244,7 @@ def test_a_session_never_has_more_tasks_out_than_its_capacity(actions: list[tupl
     desk = Desk()
     session = new_session(capacity, desk)
     out: dict[str, LeasedTask] = {}
-    made, frame = 0, 1
-    ping = 0
+    made, frame, ping = 0, 1, 0
 
     def receive(**content: Any) -> None:
         nonlocal frame
