@@ -12,16 +12,17 @@ from collections import Counter
 import grpc
 import pytest
 
-from fencepost.v1 import error_pb2, run_pb2
+from fencepost.v1 import error_pb2, run_pb2, run_service_pb2
 from fencepost.v1 import worker_service_pb2 as worker_pb
 from fencepost_server.domain.model import EventType
 from tests.api.deploying import registered, remove
+from tests.engine.rows import holding
 from tests.faults.scene import QUICK, STAYING, Scene, asleep, count, fetch, until_count
-from tests.fixtures.api import Api, kinds
+from tests.fixtures.api import DEADLINE, Api, kinds
 from tests.fixtures.manifests import manifest
 from tests.fixtures.raw_worker import LEASE_LOST, OK, RawWorker, StreamEnded
 from tests.fixtures.refusals import decode, refused
-from tests.fixtures.waiting import eventually
+from tests.fixtures.waiting import eventually, until_blocked
 
 UNDO = worker_pb.TASK_KIND_UNDO
 HANDLERS = ["s1", "s2", "u1"]
@@ -191,3 +192,29 @@ async def test_runs_of_a_removed_definition_are_ended_although_who_removed_it_is
             remover.loop.wake()
             await until_count(scene.dsn, "run where ended_at is null", 0)
     await until_count(scene.dsn, "run where ended_at is null", 0)
+
+
+async def test_a_failed_run_of_a_removed_definition_can_not_go_on(scene: Scene) -> None:
+    """I9: nor while it is being removed; who comes first decides, and no run is left alive."""
+    server = await scene.serve(**STAYING)
+    api = scene.api(server.grpc_address)
+    hash_ = await registered(api, manifest())
+    worker = await scene.raw(server.grpc_address)
+    run_ids = [(await api.start()).run_id for _ in range(2)]
+    for task in await worker.tasks(2):
+        await worker.fail(task, run_pb2.FAILURE_KIND_PERMANENT)
+    async with holding(scene.dsn, "select from deployment for update") as removing:
+        retrying = asyncio.create_task(_retry(api, run_ids[0]))
+        await until_blocked(scene.dsn)
+        await removing.execute("update deployment set removed = array_append(removed, active_hash)")
+        await removing.commit()
+    with refused("DEFINITION_REMOVED", grpc.StatusCode.FAILED_PRECONDITION):
+        await retrying
+    await remove(api, hash_)
+    with refused("DEFINITION_REMOVED"):
+        await _retry(api, run_ids[1])
+    assert await count(scene.dsn, "run where ended_at is null") == 0
+
+
+async def _retry(api: Api, run_id: str) -> None:
+    await api.runs.RetryRun(run_service_pb2.RetryRunRequest(run_id=run_id), timeout=DEADLINE)

@@ -290,3 +290,39 @@ async def test_a_branch_that_fails_for_good_stops_its_sibling_and_what_that_comp
             await (await client.start_run("wf")).result(timeout=20)
     assert stopping.seen == [(CancelReason.RUN_ENDED, True)]
     assert undone == ["in its grace"]
+
+
+async def test_an_undo_that_fails_for_good_blocks_the_run_until_a_person_has_repaired_or_skipped_it(
+    server: InProcessServer,
+) -> None:
+    repaired = threading.Event()
+
+    @undo("u1")
+    def never() -> None:
+        raise PermanentError("no")
+
+    @undo("u2")
+    def until_repaired() -> None:
+        if not repaired.is_set():
+            raise PermanentError("broken")
+
+    handlers: list[Step[..., Any]] = [reserve, charge, refuse, never, until_repaired]
+    async with running(Worker(server.grpc_address, handlers)), AsyncClient(server.grpc_address) as client:
+        await client.register_definition(undoable())
+        run = await client.start_run("wf", Order(7))
+
+        async def blocked_at(node_id: str) -> bool:
+            found = await run.get()
+            return found.state is RunState.BLOCKED and found.failure is not None and found.failure.node_id == node_id
+
+        await eventually(lambda: blocked_at("n2"))
+        assert (await run.get()).ending is RunState.FAILED
+        repaired.set()
+        assert not (await run.retry("repaired")).is_final
+        await eventually(lambda: blocked_at("n1"))
+        await run.retry("settled by hand", skip_undo=True)
+        with pytest.raises(RunFailed) as caught:
+            await run.result(timeout=20)
+        assert caught.value.failure.code == "DISCONTINUED"
+        kinds = await kinds_of(run)
+        assert (kinds.count("undo_failed"), kinds.count("undo_completed"), kinds.count("undo_skipped")) == (2, 1, 1)

@@ -55,6 +55,9 @@ _ALL_BUT_STRUCTURE = bytes(set(range(256)) - set(b'[]{}"'))
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 
 _quote: Callable[[str], str] = json.JSONEncoder(ensure_ascii=False).encode
+_write_plain: Callable[[object], str] = json.JSONEncoder(
+    ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":")
+).encode
 
 
 class JsonError(ValueError):
@@ -104,6 +107,18 @@ def canonical_value(value: object) -> str:
     pieces: list[str] = []
     _append_canonical(value, pieces.append)
     return "".join(pieces)
+
+
+def written(value: object) -> str:
+    """Return plain JSON text of a value as `parse` makes them, for readers: keys in their order, no white space,
+    integers as digits only, so that whoever parses it gets integers.
+    """
+    try:
+        return _write_plain(value)
+    except TypeError:  # a Decimal, which the writer of the standard library does not know
+        pieces: list[str] = []
+        _append_written(value, pieces.append)
+        return "".join(pieces)
 
 
 def fingerprint(workflow_id: str, canonical_input: str) -> bytes:
@@ -244,6 +259,25 @@ def _append_canonical(value: object, append: Callable[[str], None]) -> None:
         append("]" if value else "[]")
     else:
         append(_canonical_number(value))
+
+
+def _append_written(value: object, append: Callable[[str], None]) -> None:
+    if isinstance(value, dict):
+        before = "{"
+        for key, member in value.items():
+            append(f"{before}{_quote(key)}:")
+            _append_written(member, append)
+            before = ","
+        append("}" if value else "{}")
+    elif isinstance(value, list):
+        before = "["
+        for item in value:
+            append(before)
+            _append_written(item, append)
+            before = ","
+        append("]" if value else "[]")
+    else:
+        append(str(value) if isinstance(value, Decimal) else _write_plain(value))
 
 
 def _canonical_number(value: object) -> str:

@@ -289,6 +289,8 @@ class LeasedTask:
     """Of an UNDO: what the step returned, if it completed."""
     unfinished: bool = False
     """Of an UNDO: the step did not complete, but may have acted."""
+    step: int = 0
+    """Of an UNDO: the task of the step that is undone; 0 for a child."""
 
 
 PARKED_UNTIL = datetime(9999, 1, 1, tzinfo=UTC)

@@ -85,6 +85,8 @@ class TaskExtra:
     output_seq: int | None = None
     """Of an UNDO: the event that holds the step's output."""
     unfinished: bool = False
+    step: int = 0
+    """Of an UNDO: the task of the step that is undone; 0 for a child."""
 
     @property
     def place(self) -> Place:

@@ -121,7 +121,7 @@ async def _completed(
         return
     ended_seq = _event(ctx, node, deliver, seq, RunState.COMPLETED, place, payload=payload)
     if node.undo is not None:
-        undoing.remember_child(ctx, node, ended_seq, seq, place, value)
+        undoing.remember_child(ctx, node, ended_seq, place, value)
     output = Value(ended_seq, payload.size, payload)
     if ctx.is_ending:
         ending.stop_at(ctx, node.index, place, output, entering=False)

@@ -9,6 +9,7 @@ import json
 
 from fencepost_server.domain.errors import (
     AlreadyUndone,
+    DefinitionRemoved,
     FencepostError,
     IllegalTransition,
     InputSchemaMismatch,
@@ -211,6 +212,8 @@ async def _cannot_go_on(ctx: RunContext) -> FencepostError | None:
         return ParentDecided(f"the parent run {control.parent[0]} was told of the failure")
     if control.ending is None or not control.ending["retryable"]:
         return _illegal(ctx, RunEvent.RETRY)
+    if any(removed for (removed,) in await ctx.read("removed", run.namespace, run.workflow_id, run.definition_hash)):
+        return DefinitionRemoved(f"definition {run.definition_hash.hex()} of workflow {run.workflow_id!r} was removed")
     if run.dedupe_key:
         key = (run.namespace, run.workflow_id, run.dedupe_key)
         print_ = fingerprint(run.workflow_id, comparable(await ctx.payload(Value(1, 0))))

@@ -13,7 +13,7 @@ from datetime import timedelta
 from fencepost_server.domain.graph import GraphNode
 from fencepost_server.domain.input_mapping import MappingFailed
 from fencepost_server.domain.json_pointer import MISSING, follow, parse_pointer
-from fencepost_server.domain.jsontext import canonical_value
+from fencepost_server.domain.jsontext import written
 from fencepost_server.domain.model import EventType, Payload, RunState, TimerKind
 from fencepost_server.domain.nodes import (
     ChildNode,
@@ -111,7 +111,7 @@ async def _arriving(ctx: RunContext, node: GraphNode, place: Place, value: Value
             built = node.mapping.build(sources, ctx.env.limits.max_payload_bytes)
         except MappingFailed as error:
             raise _Refused(_told(node, error.violations)) from None
-        payload = Payload(json=canonical_value(built))
+        payload = Payload(json=written(built))
         if len((payload.json or "").encode()) > ctx.env.limits.max_payload_bytes:
             raise _Refused(f"node {node.id}: the input is larger than {ctx.env.limits.max_payload_bytes} bytes")
         seq = ctx.event(EventType.INPUT_BUILT, node_index=node.index, payload=payload, place=place)
@@ -259,7 +259,7 @@ async def _map(ctx: RunContext, node: GraphNode, map_: MapNode, place: Place, va
         message = f"node {node.id}: {map_.over or 'the input'} has {len(items)} items; at most {limit} are accepted"
         await ending.fail_node(ctx, node, place, value, "INVALID_NODE_INPUT", message)
         return
-    texts = [canonical_value(item) for item in items]
+    texts = [written(item) for item in items]
     largest = max(map(len, texts), default=0)
     begun = min(len(texts), map_.max_parallel)
     scope_id = _open_scope(ctx, node, place, value, len(texts), begun, largest)

@@ -27,10 +27,10 @@ def remember(
     ))  # fmt: skip
 
 
-def remember_child(ctx: RunContext, node: GraphNode, of_seq: int, child_seq: int, place: Place, value: Value) -> None:
+def remember_child(ctx: RunContext, node: GraphNode, of_seq: int, place: Place, value: Value) -> None:
     """A child has completed: it is undone by the handler of the node that started it. ``value`` was its input."""
     _insert(ctx, UndoRow(
-        ctx.run.run_id, of_seq, False, node.index, child_seq, value.seq, value.size, of_seq, 0, place.scope, place.item
+        ctx.run.run_id, of_seq, False, node.index, 0, value.seq, value.size, of_seq, 0, place.scope, place.item
     ))  # fmt: skip
 
 
@@ -59,7 +59,7 @@ async def next_one(ctx: RunContext) -> None:
         EventType.UNDO_SCHEDULED, node_index=node.index, input_seq=row.input_seq,
         detail={"of": row.of_seq, "handler": work.handler, "queue": work.queue},
     )  # fmt: skip
-    extra = TaskExtra(TaskKind.UNDO, row.scope_id, row.item, row.of_seq, row.output_seq, row.unfinished)
+    extra = TaskExtra(TaskKind.UNDO, row.scope_id, row.item, row.of_seq, row.output_seq, row.unfinished, row.task_id)
     offering.offer(ctx, node, work, task_id, value, extra, token=row.token, undo_output=output)
 
 

@@ -109,6 +109,7 @@ def task_message(task: LeasedTask) -> pb.Task:
         checkpoint=None if task.checkpoint is None else _checkpoint_message(task.checkpoint),
         undo_output=None if task.undo_output is None else payload_out(task.undo_output),
         unfinished=task.unfinished,
+        step_idempotency_key=f"{task.run_id}/{task.step}" if task.step else "",
     )
 
 

@@ -39,6 +39,7 @@ _READS: dict[str, tuple[type[Column], ...]] = {
     "run_state": (Uuids,),
     "pending_start": (Uuids,),
     "key_holder": (Texts, Texts, Texts),
+    "removed": (Texts, Texts, Blobs),
     "take_key": (Texts, Texts, Texts, Uuids, Blobs, Blobs),
 }
 

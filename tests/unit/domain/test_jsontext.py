@@ -22,6 +22,7 @@ from fencepost_server.domain.jsontext import (
     canonical_value,
     fingerprint,
     parse,
+    written,
 )
 
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -413,3 +414,16 @@ def test_the_fingerprint_keeps_its_fields_apart(workflow: str, text: str, cut: i
     whole = workflow + text
     split = whole[:cut], whole[cut:]
     assert (fingerprint(*split) == fingerprint(workflow, text)) == (split == (workflow, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ('{"b": 100, "a": [1.5, 12345678901234567890]}', '{"b":100,"a":[1.5,12345678901234567890]}'),
+        ("[1e400, 100, {}, [], null, true, false]", "[1E+400,100,{},[],null,true,false]"),
+        ('{"é": "\\u0000", "d": {"n": 0.1234567890123456789}}', '{"é":"\\u0000","d":{"n":0.1234567890123456789}}'),
+    ],
+)
+def test_what_is_written_for_readers_has_integers_as_digits_and_says_the_same(text: str, plain: str) -> None:
+    assert written(parse(text)) == plain
+    assert canonical(plain) == canonical(text)

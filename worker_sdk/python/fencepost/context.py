@@ -49,6 +49,7 @@ class StepContext:
         last_checkpoint: object = None,
         kind: TaskKind = TaskKind.STEP,
         unfinished: bool = False,
+        step_idempotency_key: str = "",
     ) -> StepContext:
         """A context of no worker, to call a handler with in a test.
 
@@ -76,6 +77,7 @@ class StepContext:
             max_payload_bytes=1 << 20,
             kind=kind,
             unfinished=unfinished,
+            step_idempotency_key=step_idempotency_key,
             checkpoint=(0, None) if last_checkpoint is None else (1, encode(last_checkpoint)),
         )
         return cls(lease)
@@ -89,6 +91,13 @@ class StepContext:
     def unfinished(self) -> bool:
         """For an undo handler: the step that it undoes did not complete, but may have acted. There is no output."""
         return self._lease.unfinished
+
+    @property
+    def step_idempotency_key(self) -> str:
+        """For an undo handler: the ``idempotency_key`` of the step that it undoes; empty for what a child run did. A
+        system that compares tokens under that key fences late attempts of the step off with this context's token.
+        """
+        return self._lease.step_idempotency_key
 
     @property
     def run_id(self) -> str:

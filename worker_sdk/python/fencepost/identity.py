@@ -79,6 +79,7 @@ class Identity:
             kind=kind,
             undo_output=value_of(task.undo_output) if task.HasField("undo_output") else None,
             unfinished=task.unfinished,
+            step_idempotency_key=task.step_idempotency_key,
             checkpoint=(state.number, value_of(state.state)) if task.HasField("checkpoint") else (0, None),
         )
 

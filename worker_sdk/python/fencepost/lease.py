@@ -130,6 +130,7 @@ class Lease:
         "saving",
         "sent",
         "step",
+        "step_idempotency_key",
         "task_id",
         "token",
         "undo_output",
@@ -163,6 +164,7 @@ class Lease:
         kind: TaskKind = TaskKind.STEP,
         undo_output: Value | None = None,
         unfinished: bool = False,
+        step_idempotency_key: str = "",
         checkpoint: tuple[int, Value | None] = (0, None),
     ) -> None:
         self.owner = owner
@@ -186,6 +188,7 @@ class Lease:
         self.kind = kind
         self.undo_output = undo_output
         self.unfinished = unfinished
+        self.step_idempotency_key = step_idempotency_key
         # Of the session: what is to be sent or was sent, whether it is on its way, how often it was refused for what
         # it is, and how often by a fault of the server.
         self.outcome: Outcome | None = None

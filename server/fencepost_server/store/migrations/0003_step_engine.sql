@@ -118,6 +118,7 @@ create table undo (
     item integer not null,
     constraint undo_pkey primary key (run_id, of_seq)
 );
+create index undo_unfinished on undo (run_id, of_seq) where unfinished;
 
 -- The outbox between runs: written in the source's transaction, applied and deleted in the target's.
 create table message (

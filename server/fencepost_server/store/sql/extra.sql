@@ -135,7 +135,7 @@ select * from unparked order by ord;
 
 -- name: next_undo
 -- What is undone next: what may have acted without completing first, then in reverse order of completion. With its input and
--- output, for an eager lease. index: undo_pkey, event_pkey
+-- output, for an eager lease. index: undo_unfinished, undo_pkey, event_pkey
 select k.ord, u.run_id, u.of_seq, u.unfinished, u.node_index, u.task_id, u.input_seq, u.input_bytes, u.output_seq, u.token,
        u.scope_id, u.item, e.payload, e.payload_binary, e.payload_metadata, o.payload, o.payload_binary, o.payload_metadata
 from unnest(%(a)s) with ordinality k(a, ord)
@@ -183,6 +183,15 @@ cross join lateral (select * from run r where r.run_id = k.a offset 0) r;
 select k.ord, m.message_id
 from unnest(%(a)s) with ordinality k(a, ord)
 cross join lateral (select message_id from message m where m.target_run = k.a and m.kind = 1 limit 1) m;
+
+-- name: removed
+-- Whether a definition was removed. locks: the deployment row (share) until the commit, so that a removal that comes later finds the
+-- run alive. It is taken after runs: who holds it for update wants no run. index: deployment_pkey
+select k.ord, d.removed
+from unnest(%(a)s, %(b)s, %(c)s) with ordinality k(a, b, c, ord)
+cross join lateral (
+    select k.c = any(p.removed) as removed from deployment p where p.namespace = k.a and p.workflow_id = k.b for share
+) d;
 
 -- name: key_holder
 -- The run that holds a dedupe key, locked until the commit. index: run_key_pkey

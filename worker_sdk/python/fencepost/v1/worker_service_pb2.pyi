@@ -907,6 +907,7 @@ class Task(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     UNDO_OUTPUT_FIELD_NUMBER: _builtins.int
     UNFINISHED_FIELD_NUMBER: _builtins.int
+    STEP_IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     kind: Global___TaskKind.ValueType
     """What is to be done."""
     workflow_id: _builtins.str
@@ -924,7 +925,11 @@ class Task(_message.Message):
     user_id: _builtins.str
     """On whose behalf the run runs; may be empty."""
     unfinished: _builtins.bool
-    """For UNDO: why the step did not complete, if it did not (undo_unfinished)."""
+    """For UNDO: true if the step that is undone may have acted, but did not complete (undo_unfinished)."""
+    step_idempotency_key: _builtins.str
+    """For UNDO: the idempotency_key of the step that is undone. The tokens of this task go on from the last one of that step:
+    a system that compares tokens under this key fences late attempts of the step off. Empty for the undo of a child.
+    """
     @_builtins.property
     def task(self) -> Global___TaskRef:
         """The lease."""
@@ -972,10 +977,11 @@ class Task(_message.Message):
         checkpoint: Global___CheckpointItem | None = ...,
         undo_output: _payload_pb2.Payload | None = ...,
         unfinished: _builtins.bool = ...,
+        step_idempotency_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt_timeout", b"attempt_timeout", "checkpoint", b"checkpoint", "feedback", b"feedback", "input", b"input", "lease_duration", b"lease_duration", "task", b"task", "undo_output", b"undo_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempt_timeout", b"attempt_timeout", "checkpoint", b"checkpoint", "definition_hash", b"definition_hash", "feedback", b"feedback", "handler", b"handler", "idempotency_key", b"idempotency_key", "input", b"input", "kind", b"kind", "lease_duration", b"lease_duration", "node_id", b"node_id", "task", b"task", "undo_output", b"undo_output", "unfinished", b"unfinished", "user_id", b"user_id", "workflow_id", b"workflow_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempt_timeout", b"attempt_timeout", "checkpoint", b"checkpoint", "definition_hash", b"definition_hash", "feedback", b"feedback", "handler", b"handler", "idempotency_key", b"idempotency_key", "input", b"input", "kind", b"kind", "lease_duration", b"lease_duration", "node_id", b"node_id", "step_idempotency_key", b"step_idempotency_key", "task", b"task", "undo_output", b"undo_output", "unfinished", b"unfinished", "user_id", b"user_id", "workflow_id", b"workflow_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
