@@ -31,6 +31,7 @@ TIMERS = {
 }
 ONCE = {"max_attempts": 1}
 AT_ONCE = {"initial_delay": "0s", "jitter": 0}
+LATER = {"initial_delay": "1h", "max_delay": "1h", "jitter": 0}
 
 
 def step(node_id: str, *, undo: bool | Mapping[str, Any] = False, **more: Any) -> dict[str, Any]:

@@ -288,7 +288,7 @@ async def test_the_step_before_a_node_that_is_checked_at_run_time_is_told_what_i
 
 
 async def test_what_comes_from_a_join_or_a_signal_is_checked_when_it_arrives(scene: Scene) -> None:
-    late = {"schema_check": "runtime", "input_schema": {"type": "integer"}}
+    late: dict[str, Any] = {"schema_check": "runtime", "input_schema": {"type": "integer"}}
     await scene.run({"id": "ask", "wait_signal": "go"}, step("a", **late))
     for data, state in ((1, "COMPLETED"), ("x", "FAILED")):
         run_id = await scene.start()
