@@ -49,7 +49,9 @@ def run_detail(run: RunDetail, graph: Graph) -> run_pb2.Run:
     if run.output is not None:
         message.output.CopyFrom(payload_out(run.output))
     message.open_steps.extend(_open_step(step, graph) for step in run.open_steps)
-    message.open_waits.extend(_open_wait(wait, graph) for wait in run.open_waits)
+    # Of a run that is ending times and signals are only kept, for a retry: it waits for its children.
+    waits = [wait for wait in run.open_waits if not message.ending or wait.child_run_id is not None]
+    message.open_waits.extend(_open_wait(wait, graph) for wait in waits)
     return message
 
 

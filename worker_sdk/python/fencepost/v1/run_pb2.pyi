@@ -1506,7 +1506,9 @@ class StepCancelled(_message.Message):
     node_id: _builtins.str
     """The node."""
     fencing_token: _builtins.int
-    """The fencing token of its last lease; 0 if it had none."""
+    """Its newest fencing token: that of its lease, or, if it came back, the one that fenced the lease off; 0 if it never had
+    one.
+    """
     def __init__(
         self,
         *,
