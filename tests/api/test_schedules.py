@@ -44,7 +44,7 @@ async def test_a_schedule_is_given_back_as_it_was_made_with_its_defaults(api: Ap
 
 async def test_an_interval_is_given_back_to_the_microsecond(api: Api) -> None:
     wanted = spec(
-        interval=span(90.000001),
+        interval=Duration(seconds=90, nanos=1001),
         offset=span(3.5),
         attributes={"team": "a"},
         run_timeout=span(60),
@@ -54,7 +54,8 @@ async def test_an_interval_is_given_back_to_the_microsecond(api: Api) -> None:
         catch_up_window=span(365 * 86400),
     )
     found = (await create(api, wanted)).schedule
-    for name in ("interval", "offset", "run_timeout", "start_time", "end_time", "overlap", "attributes"):
+    assert found.spec.interval == span(90.000001)
+    for name in ("offset", "run_timeout", "start_time", "end_time", "overlap", "attributes"):
         assert getattr(found.spec, name) == getattr(wanted, name), name
     first = found.next_fire_time.ToNanoseconds()
     assert first >= wanted.start_time.ToNanoseconds()
@@ -85,7 +86,6 @@ async def test_the_same_content_again_changes_nothing_and_another_one_is_refused
         ({"interval": span(-3600)}, ["spec.interval"]),
         ({"interval": span(11 * 365 * 86400)}, ["spec.interval"]),
         ({"interval": Duration(seconds=1 << 62)}, ["spec.interval"]),
-        ({"interval": Duration(seconds=60, nanos=1)}, ["spec.interval"]),
         ({"interval": span(60), "time_zone": "UTC"}, ["spec.time_zone"]),
         ({"interval": span(60), "offset": span(60)}, ["spec.offset"]),
         ({"interval": span(60), "offset": span(-1)}, ["spec.offset"]),

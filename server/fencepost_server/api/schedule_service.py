@@ -209,11 +209,11 @@ def _overlap(number: int) -> Overlap:
 
 
 def _span(checks: Checks, value: Duration, path: str) -> timedelta:
-    """A duration, to the microsecond. Whether it is a sensible one is for its use to say."""
-    if abs(value.seconds) > _MAX_SECONDS or value.nanos % 1000:
-        checks.note(path, "must be a sensible number of whole microseconds")
+    """A duration, rounded to the microsecond. Whether it is a sensible one is for its use to say."""
+    if abs(value.seconds) > _MAX_SECONDS:
+        checks.note(path, "is too long")
         return timedelta(0)
-    return timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
+    return timedelta(seconds=value.seconds, microseconds=round(value.nanos / 1000))
 
 
 def _time(checks: Checks, value: Timestamp, path: str, *, given: bool) -> datetime | None:

@@ -40,6 +40,7 @@ FIRE, BACKFILL, CALL = "fire", "backfill", "call"
 
 MAX_ERROR = 1000
 _LATER = 3600.0
+_LOCKED_PAUSE = 0.1
 _UNREADABLE = timedelta(minutes=1)
 _MAX_AWAITED = 10_000
 _STOP = hashlib.sha256(b"schedule").digest()
@@ -196,7 +197,8 @@ class Firing:
             if t.decision.state.pending_at is None and t.row.last_run_id is not None:
                 self._awaited.pop(t.row.last_run_id, None)
         if first is not None:
-            self.due_by(first)
+            # What is due and was not taken is locked by somebody: a moment, so as not to ask all the time.
+            self.due_by(first if taken else max(first, _LOCKED_PAUSE))
         return taken
 
     def _await(self, runs: dict[str, str]) -> None:
