@@ -23,6 +23,7 @@ from examples.northwind import books
 from examples.northwind.dataset import Dataset, load
 from examples.northwind.demo import DemoFailed, Outcome, Stage, tell
 from examples.northwind.processes import ProcessEnded, Processes
+from examples.northwind.reconciliation import table
 from fencepost import Client, FencepostError
 from fencepost_server.embedded import EmbeddedFailed, EmbeddedPostgres
 
@@ -33,7 +34,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def main() -> int:
     """Run the demo; return the exit code."""
-    parser = argparse.ArgumentParser(prog="demo", description="Real orders, a durable workflow, a killed worker.")
+    parser = argparse.ArgumentParser(prog="demo", description="Real orders, some of them undone, and a killed worker.")
     parser.add_argument("--orders", type=int, metavar="N", help="take only the first N orders")
     parser.add_argument("--keep", action="store_true", help="keep the data, and say where it is")
     options = parser.parse_args()
@@ -59,7 +60,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _demo(dataset: Dataset, *, keep: bool) -> int:
-    print(f"Northwind: {len(dataset.orders)} orders, each from validate to notify.")
+    print(f"Northwind: {len(dataset.orders)} orders, each from validate to notify, or undone.")
     print("Starting PostgreSQL and a Fencepost server ...", flush=True)
     with (
         _folder(keep=keep) as folder,
@@ -104,19 +105,17 @@ def _report(dataset: Dataset, outcome: Outcome) -> int:
         f"Of the attempts, {outcome.repeated_attempts} came after their effect and were given the first answer, and "
         f"{outcome.stale_attempts} had lost their lease and were refused."
     )
+    for line in table(result):
+        print(line)
     for difference in result.differences[:DIFFERENCES_SHOWN]:
         print(f"DIFFERENCE: {difference}")
     if more := len(result.differences[DIFFERENCES_SHOWN:]):
         print(f"DIFFERENCE: and {more} more")
-    if not result.differences:
-        print(
-            "Ledger, server and CSV files agree on every order, line, amount and unit, "
-            f"and on {result.totals.freight} of freight."
-        )
+    found = result.found
     print(
-        f"demo: {result.completed} of {len(dataset.orders)} orders completed, {result.totals.lines} lines, "
-        f"net {result.totals.net}, {result.lost} lost, {result.repeated} repeated effects, "
-        f"{result.totals.steps} steps in {outcome.seconds:.1f} s"
+        f"demo: {found.completed} completed, {found.undone} undone of {len(dataset.orders)} orders, "
+        f"net {found.kept:.4f} kept, {found.refunded:.4f} refunded, "
+        f"{result.lost} lost, {result.repeated} repeated effects, {found.steps} steps in {outcome.seconds:.1f} s"
     )
     return 1 if result.differences else 0
 

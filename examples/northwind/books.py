@@ -5,7 +5,8 @@ The steps themselves use ledger.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,12 +20,12 @@ DATABASE = "northwind"
 TABLES = Path(__file__).with_name("ledger.sql")
 
 StepOfOrder = tuple[int, str]
-"""An order's id and the name of a step."""
+"""An order's id, and the ledger's name for a step or the undoing of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """The first time that a step which a dead worker had held ran elsewhere."""
+    """When a step that a dead worker had begun ran elsewhere."""
 
     order_id: int
     step: str
@@ -47,7 +48,10 @@ def fill(db: psycopg.Connection, dataset: Dataset) -> None:
     db.execute(TABLES.read_bytes())
     with db.cursor() as cursor:
         cursor.executemany("insert into customer values (%s, %s)", list(dataset.companies.items()))
-        cursor.executemany("insert into product values (%s, %s)", list(dataset.stock.items()))
+        cursor.executemany(
+            "insert into product values (%s, %s, %s)",
+            [(product_id, units, product_id in dataset.discontinued) for product_id, units in dataset.stock.items()],
+        )
 
 
 class Books:
@@ -69,17 +73,19 @@ class Books:
         now: datetime = self._db.execute("select clock_timestamp()").fetchall()[0][0]
         return now
 
-    def first_takeover(self, steps: Collection[StepOfOrder], dead_worker: str) -> Takeover | None:
-        """Find which of the steps that a dead worker had held was the first to run elsewhere, if any was."""
+    @contextmanager
+    def refund_stalled(self, order_id: int) -> Iterator[None]:
+        """Let the refund of an order wait until the block ends, as for a payment provider that does not answer."""
+        self._db.execute("select pg_advisory_lock(%s)", [order_id])
+        try:
+            yield
+        finally:
+            self._db.execute("select pg_advisory_unlock(%s)", [order_id])
+
+    def takeover(self, step: StepOfOrder, dead_worker: str) -> Takeover | None:
+        """Find out who does a step that a dead worker had begun, if anyone does yet."""
         found = self._db.execute(
-            """
-            select order_id, step, worker, seen_at
-            from fence
-            join unnest(%s::int[], %s::text[]) as held (order_id, step) using (order_id, step)
-            where worker <> %s
-            order by seen_at
-            limit 1
-            """,
-            [[order_id for order_id, _ in steps], [step for _, step in steps], dead_worker],
+            "select order_id, step, worker, seen_at from fence where order_id = %s and step = %s and worker <> %s",
+            [*step, dead_worker],
         ).fetchone()
         return Takeover(*found) if found else None

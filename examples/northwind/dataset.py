@@ -40,10 +40,14 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """All of it: orders in the order of the file, what is in stock by product, and companies by customer."""
+    """All of it: orders in the order of the file, what is in stock by product, and companies by customer.
+
+    ``discontinued`` are products that are not made any more: some are in stock, but none is shipped.
+    """
 
     orders: tuple[Order, ...]
     stock: Mapping[int, int]
+    discontinued: frozenset[int]
     companies: Mapping[str, str]
 
 
@@ -70,9 +74,11 @@ def load(limit: int | None = None) -> Dataset:
         )
         for row in _rows("orders")
     ]
+    products = list(_rows("products"))
     return Dataset(
         orders=tuple(orders[:limit]),
-        stock={int(row["product_id"]): int(row["units_in_stock"]) for row in _rows("products")},
+        stock={int(row["product_id"]): int(row["units_in_stock"]) for row in products},
+        discontinued=frozenset(int(row["product_id"]) for row in products if row["discontinued"] == "1"),
         companies={row["customer_id"]: row["company_name"] for row in _rows("customers")},
     )
 

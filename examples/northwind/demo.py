@@ -5,32 +5,30 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 import psycopg
 
-from examples.northwind.books import Books, StepOfOrder, Takeover
+from examples.northwind.books import Books, Takeover
 from examples.northwind.dataset import Dataset, Order
 from examples.northwind.display import Display
+from examples.northwind.killing import OPEN_STATES, Killed, kill_amid_refund
 from examples.northwind.processes import Processes, PythonProcess
-from examples.northwind.reconciliation import EFFECTS, Reconciliation, reconcile
-from examples.northwind.worker import SLOTS
-from fencepost import Client, FencepostError, RunState, StartRun, StepState
+from examples.northwind.reconciliation import Reconciliation, expected_orders, is_refused, reconcile
+from fencepost import Client, FencepostError, StartRun
 
 MANIFEST = Path(__file__).with_name("workflow.yaml")
 BATCH = 200  # runs that one call starts
 KILL_AFTER = 0.4  # of the orders
+LAST_STEPS = ("notify", "unreserve")  # an order is done after the one or the other
 LOOK_INTERVAL = 0.05
 TIME_LIMIT = 300.0
-OPEN_STATES = [state for state in RunState if not state.is_final and state is not RunState.UNSPECIFIED]
 
 T = TypeVar("T")
 
@@ -56,15 +54,6 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Killed:
-    """A worker that was killed, the steps that it held then, and when that was by the ledger's clock."""
-
-    worker: str
-    held: frozenset[StepOfOrder]
-    at: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """What came out, how long the orders took, and how many attempts were kept from having an effect again."""
 
@@ -78,35 +67,43 @@ def tell(stage: Stage, dataset: Dataset) -> Outcome:
     """Tell the story. Raises DemoFailed, ProcessEnded, FencepostError."""
     client, books, total = stage.client, Books(stage.ledger), len(dataset.orders)
     workflow_id = client.register_definition(MANIFEST).workflow_id
-    victim = stage.start_worker("worker-1")
-    stage.start_worker("worker-2")
-    with Display(list(EFFECTS), total) as display:
+    workers = {name: stage.start_worker(name) for name in ("worker-1", "worker-2")}
+    with Display(expected_orders(dataset), total, LAST_STEPS) as display:
         watch = _Watch(stage, books, display, total)
         display.say(f"{workflow_id} is registered; worker-1 and worker-2 are starting")
         started = time.monotonic()
-        submit(client, workflow_id, dataset.orders)
-        display.say(f"{total} orders are submitted: the server has stored each of them as a run")
-
-        watch.until(lambda: watch.done >= KILL_AFTER * total)
-        killed = watch.until(lambda: kill_amid_steps(client, books, victim))
+        stalled = order_to_stall(dataset)
+        with books.refund_stalled(stalled):
+            submit(client, workflow_id, dataset.orders)
+            display.say(f"{total} orders are submitted: the server has stored each of them as a run")
+            watch.until(lambda: watch.done >= int(KILL_AFTER * total))
+            killed = watch.until(lambda: kill_amid_refund(client, books, workers, stalled))
         if killed is None:
-            display.say("all is done before a worker could be killed amid its steps: take more orders")
+            display.say(f"order {stalled} was never refunded, so no worker is killed amid that")
         else:
             stage.start_worker("worker-3")
-            display.say(f"worker-1 is killed (SIGKILL) while it holds {len(killed.held)} steps: {_listed(killed.held)}")
-            display.say("worker-3 takes its place; those steps wait a little, in case worker-1 was only cut off")
-            takeover = watch.until(lambda: books.first_takeover(killed.held, killed.worker))
+            count, victim = len(killed.held), killed.worker
+            display.say(f"{victim} is killed (SIGKILL) while it holds {count} steps: {_listed(killed)}")
+            display.say(f"worker-3 takes its place; those steps wait a little, in case {victim} was only cut off")
+            takeover = watch.until(lambda: books.takeover(killed.refund, victim))
             if takeover is not None:
                 display.say(_told(takeover, killed))
         watch.until(lambda: None)
         seconds = time.monotonic() - started
     without_effect = books.without_effect()
     return Outcome(
-        reconcile(dataset, stage.ledger, states_by_order(client, workflow_id)),
+        reconcile(dataset, stage.ledger, ends_by_order(client, workflow_id)),
         seconds,
         repeated_attempts=without_effect.get("repeated", 0),
         stale_attempts=without_effect.get("stale", 0),
     )
+
+
+def order_to_stall(dataset: Dataset) -> int:
+    """The order amid whose refund a worker is killed: one that comes up about then, for the refund waits until then."""
+    refused = [(place, order.order_id) for place, order in enumerate(dataset.orders) if is_refused(order, dataset)]
+    later = [order_id for place, order_id in refused if place >= KILL_AFTER * len(dataset.orders)]
+    return later[0] if later else refused[-1][1]
 
 
 def submit(client: Client, workflow_id: str, orders: Sequence[Order]) -> None:
@@ -141,10 +138,10 @@ class _Watch:
         while True:
             effects = self._books.effects()
             self._display.show(effects)
-            self.done = min(effects.get(step, 0) for step in EFFECTS)
+            self.done = sum(effects.get(step, 0) for step in LAST_STEPS)
             if found := condition():
                 return found
-            if self.done >= self._total and not any(self._stage.client.list_runs(states=OPEN_STATES, limit=1)):
+            if not any(self._stage.client.list_runs(states=OPEN_STATES, limit=1)):
                 return None
             self._stage.processes.check()
             if time.monotonic() > self._give_up:
@@ -152,49 +149,24 @@ class _Watch:
             time.sleep(LOOK_INTERVAL)
 
 
-def kill_amid_steps(client: Client, books: Books, worker: PythonProcess) -> Killed | None:
-    """Kill a worker that has leases. None if it has none just now.
-
-    It is stopped for a moment first, so that the leases that are counted are those that it dies with.
-    """
-    worker.send(signal.SIGSTOP)
-    held = frozenset(steps_held_by(client, worker.name))
-    if not held:
-        worker.send(signal.SIGCONT)
-        return None
-    worker.kill()
-    return Killed(worker.name, held, books.now())
-
-
-def steps_held_by(client: Client, worker_name: str) -> set[StepOfOrder]:
-    """Ask the server which steps a worker has on lease."""
-    held: set[StepOfOrder] = set()
-    # From the oldest run on, for these are at work; a list leaves out the open steps, so each run is read.
-    for listed in reversed(list(client.list_runs(states=OPEN_STATES))):
-        run = client.get_run(listed.run_id)
-        for step in run.open_steps:
-            if step.state is StepState.LEASED and step.worker_name == worker_name:
-                held.add((int(run.request_key), step.node_id))
-        if len(held) == SLOTS:
-            break
-    return held
-
-
-def states_by_order(client: Client, workflow_id: str) -> Mapping[str, list[str]]:
-    """The states of all runs that the server has, by the order that they are for."""
-    states: dict[str, list[str]] = defaultdict(list)
+def ends_by_order(client: Client, workflow_id: str) -> Mapping[str, list[str]]:
+    """How all runs ended that the server has, by the order that they are for: the state, and of failures the cause."""
+    ends: dict[str, list[str]] = defaultdict(list)
     for run in client.list_runs(workflow_id):
-        states[run.request_key].append(run.state)
-    return states
+        failure = run.failure
+        cause = f" at {failure.node_id} ({failure.kind} {failure.code})" if failure else ""
+        ends[run.request_key].append(f"{run.state}{cause}")
+    return ends
 
 
 def _told(takeover: Takeover, killed: Killed) -> str:
-    step = _listed([(takeover.order_id, takeover.step)])
     seconds = (takeover.at - killed.at).total_seconds()
+    step = f"{takeover.step} of order {takeover.order_id}"
     return f"{takeover.worker} goes on with {step}, {seconds:.1f} s after the kill of {killed.worker}"
 
 
-def _listed(steps: Collection[StepOfOrder]) -> str:
-    """The first few of them, in words."""
-    words = [f"{step} of order {order_id}" for order_id, step in sorted(steps)[:3]]
-    return ", ".join(words) + (", …" if len(steps) > len(words) else "")
+def _listed(killed: Killed) -> str:
+    """The refund and a few of the others, in words."""
+    shown = [killed.refund, *sorted(killed.held - {killed.refund})[:2]]
+    words = [f"{step} of order {order_id}" for order_id, step in shown]
+    return ", ".join(words) + (", …" if len(killed.held) > len(words) else "")

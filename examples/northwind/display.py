@@ -16,10 +16,11 @@ LINE_INTERVAL = 2.0
 class Display:
     """A bar for each step on a terminal, and above them what has been said; elsewhere only lines."""
 
-    def __init__(self, steps: Sequence[str], orders: int) -> None:
+    def __init__(self, expected: Mapping[str, int], orders: int, last_steps: Sequence[str]) -> None:
+        """``expected`` are the orders that each step has to do; one of ``last_steps`` is an order's last."""
         self._console = Console(highlight=False)
         self._orders = orders
-        self._last_step = steps[-1]
+        self._last_steps = last_steps
         self._started = time.monotonic()
         self._next_line = self._started + LINE_INTERVAL
         self._progress = Progress(
@@ -29,7 +30,7 @@ class Display:
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._bars = {step: self._progress.add_task(step, total=orders) for step in steps}
+        self._bars = {step: self._progress.add_task(step, total=total) for step, total in expected.items()}
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -50,4 +51,5 @@ class Display:
             self._progress.update(bar, completed=effects.get(step, 0))
         if not self._console.is_terminal and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_INTERVAL
-            self.say(f"{effects.get(self._last_step, 0)} of {self._orders} orders done, {sum(effects.values())} steps")
+            done = sum(effects.get(step, 0) for step in self._last_steps)
+            self.say(f"{done} of {self._orders} orders done, {sum(effects.values())} steps")

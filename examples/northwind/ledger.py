@@ -9,6 +9,8 @@ one on its successor. Two things that Fencepost gives to every attempt make one 
 - ``ctx.idempotency_key`` is the same for all attempts of the step. The ledger keeps it with the effect; an attempt
   that finds it there has nothing to do but to give the same answer as the first.
 
+Undoing a step is a task of its own, with a token and a key of its own, and has its effect once in the same way.
+
 Both happen in the same transaction as the effect. That is the whole trick: there is no moment at which the one is
 true without the other.
 """
@@ -95,8 +97,10 @@ class Ledger:
             yield self
 
     @contextmanager
-    def entry(self, ctx: StepContext, order_id: int) -> Iterator[Entry]:
+    def entry(self, ctx: StepContext, order_id: int, step: str) -> Iterator[Entry]:
         """Open a transaction for the effect of a step on an order; it commits when the block ends well.
+
+        ``step`` is what the ledger calls the step, or the undoing of one.
 
         Raises StaleToken before the block begins.
         """
@@ -106,7 +110,7 @@ class Ledger:
             "token": ctx.fencing_token,
             "worker": self._worker,
             "order_id": order_id,
-            "step": ctx.node_id,
+            "step": step,
         }
         with self._pool.connection() as db:
             is_ours = db.execute(RAISE_FENCE, attempt).fetchone()

@@ -39,11 +39,20 @@ create table customer (
 
 create table product (
     product_id integer primary key,
-    on_hand integer not null check (on_hand >= 0)
+    on_hand integer not null check (on_hand >= 0),
+    discontinued boolean not null
 );
 
--- The effects, a table for each step. There is no unique constraint on order_id anywhere: nothing but the fence and
--- the step key keeps an effect from happening twice, and the reconciliation at the end sees whether they did.
+-- What went wrong on the way, and is not an effect: each order meets a mishap of a kind once (mishaps.py).
+create table mishap (
+    order_id integer not null,
+    kind text not null,
+    primary key (order_id, kind)
+);
+
+-- The effects, a table for each step and for each undoing of one. There is no unique constraint on order_id anywhere:
+-- nothing but the fence and the step key keeps an effect from happening twice, and the reconciliation at the end sees
+-- whether they did.
 
 create table accepted_order (
     order_id integer not null,
@@ -63,6 +72,12 @@ create table reservation (
     quantity integer not null
 );
 
+create table unreservation (
+    order_id integer not null,
+    product_id integer not null references product,
+    quantity integer not null
+);
+
 create table purchase (
     order_id integer not null,
     product_id integer not null references product,
@@ -70,6 +85,12 @@ create table purchase (
 );
 
 create table payment (
+    order_id integer not null,
+    customer_id text not null references customer,
+    amount numeric(14, 4) not null
+);
+
+create table refund (
     order_id integer not null,
     customer_id text not null references customer,
     amount numeric(14, 4) not null

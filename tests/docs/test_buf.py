@@ -39,7 +39,7 @@ async def test_buf_curl_takes_the_example_from_its_manifest_to_its_history(
     python_process: Callable[..., Process],
     tmp_path: Path,
 ) -> None:
-    data = dataset.load(1)
+    data = dataset.load(2)  # the first one is refused at ship, and undone
     with psycopg.connect(fresh_dsn) as ledger:
         books.fill(ledger, data)
     address = server.grpc_address
@@ -48,7 +48,7 @@ async def test_buf_curl_takes_the_example_from_its_manifest_to_its_history(
     manifest = {"yaml": WORKFLOW.read_text("utf-8")}
     registered = await call(address, "DefinitionService/RegisterDefinition", manifest, tmp_path)
     assert registered["created"] is True
-    order = json.dumps(dataclasses.asdict(data.orders[0]), default=str)
+    order = json.dumps(dataclasses.asdict(data.orders[1]), default=str)
     start = {"workflow_id": registered["definition"]["workflowId"], "input": {"json": order}}
     run = {"run_id": (await call(address, "RunService/StartRun", start, tmp_path))["runId"]}
     waited = await call(address, "RunService/WaitRun", run, tmp_path)
