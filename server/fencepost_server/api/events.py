@@ -37,7 +37,7 @@ def event(record: EventRecord, graph: Graph, run: RunSummary) -> run_pb2.Event:
 
 def node_id(graph: Graph, index: int | None) -> str:
     """The id of a node, by its index; empty for what is of the run as a whole."""
-    return "" if index is None else graph.nodes[index].id
+    return "" if index is None else graph.node_id(index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +124,11 @@ def _run_ending(e: _Entry) -> Message:
 
 def _step_scheduled(e: _Entry) -> Message:
     assert e.record.node_index is not None  # written with its node
-    work = e.graph.work(e.record.node_index, undo=False)
+    work = None if e.graph.broken else e.graph.work(e.record.node_index, undo=False)
     return run_pb2.StepScheduled(
         node_id=e.node,
-        handler=work.handler,
-        queue=work.queue,
+        handler="" if work is None else work.handler,
+        queue="" if work is None else work.queue,
         input_seq=e.input_seq,
         scope_id=e.scope,
         item=e.item,

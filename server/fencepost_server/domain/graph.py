@@ -75,7 +75,7 @@ class GraphNode:
 class Graph:
     """A definition, ready to decide with. ``simple``: a sequence of steps, and nothing beyond."""
 
-    manifest: Manifest
+    manifest: Manifest | None
     hash: bytes
     input_checks: tuple[CompiledSchema, ...]
     nodes: tuple[GraphNode, ...]
@@ -83,6 +83,12 @@ class Graph:
     by_id: dict[str, int] = field(hash=False)
     signal_checks: dict[str, tuple[CompiledSchema, ...]] = field(hash=False)
     """What the payload of a signal of that name has to satisfy."""
+    broken: str = ""
+    """Why nothing can be decided with it: its manifest is gone, or this release can't read it."""
+
+    def node_id(self, index: int) -> str:
+        """The id of a node; empty if the definition is broken."""
+        return "" if self.broken else self.nodes[index].id
 
     def input_violations(self, value: object) -> list[Violation]:
         """Every fault of a run's input."""
@@ -132,6 +138,11 @@ def compile_manifest(manifest: Manifest) -> Graph:
         by_id,
         {name: _compiled(*schemas) for name, schemas in signals.items()},
     )
+
+
+def broken_graph(hash_: bytes, why: str) -> Graph:
+    """What stands for a definition that can't be had."""
+    return Graph(None, hash_, (), (), False, {}, {}, why)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 
-from fencepost_server.domain.graph import Graph, compile_graph
+from fencepost_server.domain.graph import Graph, broken_graph, compile_graph
+from fencepost_server.domain.manifest import ManifestInvalid
 from fencepost_server.engine.operations import Start
 from fencepost_server.store import batch
 from fencepost_server.store.connection import Database, Session
@@ -48,9 +49,19 @@ class Catalog:
             else:
                 found[hash_] = graph
         if missing:
-            for hash_, manifest in (await batch.read_definitions(session, missing)).items():
-                found[hash_] = self._compiled(hash_, manifest)
+            manifests = await batch.read_definitions(session, missing)
+            for hash_ in missing:
+                found[hash_] = self._read(hash_, manifests.get(hash_))
         return found
+
+    def _read(self, hash_: bytes, manifest: str | None) -> Graph:
+        """A definition, or what stands for one that can't be had: its runs wait for a person, and no other run does."""
+        if manifest is None:
+            return broken_graph(hash_, f"definition {hash_.hex()} is not there any more")
+        try:
+            return self._compiled(hash_, manifest)
+        except ManifestInvalid as error:
+            return broken_graph(hash_, f"this release can't read definition {hash_.hex()}: {error}")
 
     async def graph(self, database: Database, hash_: bytes) -> Graph:
         """One definition of a run."""

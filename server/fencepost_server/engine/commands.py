@@ -193,7 +193,9 @@ async def _retry(ctx: RunContext, command: Command) -> FencepostError | None:
         )
     if run.state == RunState.BLOCKED:
         control.blocked = False
-        run.failure = None
+        run.failure = None if control.ending is None else json.dumps(control.ending["failure"])
+        if control.ending is not None:
+            run.state = RunState.ENDING
         ctx.event(EventType.RUN_RETRIED, detail={"reason": command.reason})
         _hint(ctx, await ctx.read("unblock", run.run_id))
         return None

@@ -231,8 +231,11 @@ class Dispatcher:
         try:
             for task in claimed:
                 graph = await self._catalog.graph(self._database, task.definition_hash)
+                if graph.broken:  # its run is blocked when the task comes back
+                    unsent.append(task)
+                    continue
                 given.setdefault(task.session_id, []).append(
-                    _leased(task, namespace, graph.nodes[task.node_index].id, frames[task.session_id])
+                    _leased(task, namespace, graph.node_id(task.node_index), frames[task.session_id])
                 )
         except Exception:
             self.give_back(namespace, claimed)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from fencepost_server.domain.errors import RunNotFound
+from fencepost_server.domain.errors import RunNotFound, UnknownDefinition
 from fencepost_server.domain.graph import Graph
 from fencepost_server.domain.model import Ended, EventType, RunRow, RunState, TaskRow, TimerKind
 from fencepost_server.domain.rows import TOP, Control
@@ -24,6 +24,7 @@ from fencepost_server.engine.context import Environment, RunContext, Value
 from fencepost_server.engine.operations import (
     LEASE_LOST,
     Command,
+    CommandKind,
     Deliver,
     Fire,
     MessageKind,
@@ -73,6 +74,9 @@ class Fold:
 
     async def _fold(self, ctx: RunContext | None, acts: Sequence[Act]) -> None:
         changes = self.env.changes
+        if ctx is not None and ctx.graph.broken:
+            await self._fold_broken(ctx, acts)
+            return
         for act in acts:
             match act:
                 case Report():
@@ -95,6 +99,22 @@ class Fold:
                     changes.rows.add("delete_message", act.message_id)
                     if ctx is not None:
                         await self._deliver(ctx, act)
+
+    async def _fold_broken(self, ctx: RunContext, acts: Sequence[Act]) -> None:
+        """Nothing can be decided without the definition: the run is BLOCKED until it is there again, or terminated."""
+        changes = self.env.changes
+        for act in acts:
+            match act:
+                case Report():
+                    changes.reports.append((act, steps.report_broken(ctx, act)))
+                    ctx.settle()
+                case Command():
+                    if act.namespace != ctx.run.namespace or act.kind in (CommandKind.TERMINATE, CommandKind.RETRY):
+                        changes.commands.append((act, await self._command(ctx, act)))
+                    else:
+                        changes.commands.append((act, UnknownDefinition(ctx.graph.broken)))
+                case Fire() | Deliver():  # found again
+                    changes.handled.append(act)
 
     async def _command(self, ctx: RunContext | None, command: Command) -> Any:
         if ctx is None or ctx.run.namespace != command.namespace:

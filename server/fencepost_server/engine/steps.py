@@ -88,6 +88,25 @@ async def report(ctx: RunContext, report: Report) -> Answer:
             return await _expire(ctx, report, task, extra)
 
 
+def report_broken(ctx: RunContext, report: Report) -> Answer:
+    """A report on a run whose definition can't be read. What a worker has done is refused, and its lease left to it;
+    a task that comes back is parked, with its reason.
+    """
+    task = ctx.tasks.get(report.task_id)
+    if task is None:
+        return _answer_of_ended(report, ctx.ended.get(report.task_id))
+    if task.token != report.token or task.lease_session is None:
+        return _answer_of_earlier(report, task)
+    if report.kind in (ReportKind.COMPLETE, ReportKind.FAIL, ReportKind.CHECKPOINT):
+        return Answer(Outcome.REFUSED, "UNKNOWN_DEFINITION", ctx.graph.broken)
+    if report.kind is ReportKind.EXPIRE and (task.lease_expires_at is None or task.lease_expires_at > ctx.now):
+        return LEASE_LOST
+    failure = Failure(FailureKind.PERMANENT, "UNKNOWN_DEFINITION", ctx.graph.broken, None, "", task.attempt)
+    if report.kind is ReportKind.UNDELIVERED:
+        task.attempt -= 1
+    return _park(ctx, report, task, failure)
+
+
 def _checkpoint(ctx: RunContext, task: TaskRow, checkpoint: Checkpoint) -> Answer:
     """A state for the next attempt. It counts only if its number is larger than the stored one."""
     if checkpoint.number <= task.checkpoint_number:
@@ -220,13 +239,15 @@ async def _give_back(ctx: RunContext, report: Report, task: TaskRow, extra: Task
 
 def _park(ctx: RunContext, report: Report, task: TaskRow, failure: Failure) -> Answer:
     """Nobody could even begin it: the step is not to blame, so the run waits for a person instead of failing."""
-    node = ctx.graph.nodes[task.node_index]
-    failure = Failure(failure.kind, failure.code, failure.message, None, node.id, task.attempt)
+    node_id = ctx.graph.node_id(task.node_index)
+    failure = Failure(failure.kind, failure.code, failure.message, None, node_id, task.attempt)
     task.operational_failures += 1
     task.last_failure = ctx.run.failure = failure.to_json()
     task.visible_at = PARKED_UNTIL
     ctx.event(EventType.RUN_BLOCKED, detail={"failure": failure_json(failure)})
     ctx.control.blocked = True
+    if ctx.is_ending:
+        ctx.run.state = RunState.BLOCKED
     _hand_back(ctx, report, task, OK, None)
     return OK
 
