@@ -261,7 +261,7 @@ class Checkpoint:
     state: Payload
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each step, and of a frozen one each field is set by a call
 class LeasedTask:
     """A task on lease, with all that a worker is told of it. ``frame_id``: the worker's last frame before the lease."""
 

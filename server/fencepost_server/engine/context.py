@@ -84,7 +84,7 @@ class RunContext:
     """
 
     __slots__ = (
-        "_control", "_loaded", "_payloads", "_scopes", "_todo", "changes", "ended", "env", "graph", "now", "report",
+        "_payloads", "_scopes", "_todo", "changes", "ended", "env", "graph", "now", "plain", "report",
         "run", "tasks", "took_slot",
     )  # fmt: skip
 
@@ -101,8 +101,8 @@ class RunContext:
         self.took_slot = False
         """The slot that the report freed is taken."""
         self._todo: deque[Activation] | None = None
-        self._control: Control | None = None
-        self._loaded = False
+        self.plain = None if run.control is None else Control.from_json(run.control)
+        """The control of the run if it has any: a plain sequence has none."""
         self._scopes: dict[int, ScopeRow] = {}
         self._payloads: dict[int, Payload] = {}
 
@@ -114,26 +114,17 @@ class RunContext:
         return RunState(self.run.state)
 
     @property
-    def plain(self) -> Control | None:
-        """The control of the run if it has any: a plain sequence has none."""
-        if not self._loaded:
-            self._loaded = True
-            self._control = None if self.run.control is None else Control.from_json(self.run.control)
-        return self._control
-
-    @property
     def control(self) -> Control:
         """The control of the run; a plain sequence gets one, with the one step that is open."""
         if self.plain is None:
             began = self.run.state != RunState.PENDING
             steps = 0 if self.state.final else 1
-            self._control = Control(open_steps=steps, began=began, blocked=self.run.state == RunState.BLOCKED)
-        assert self._control is not None  # made above
-        return self._control
+            self.plain = Control(open_steps=steps, began=began, blocked=self.run.state == RunState.BLOCKED)
+        return self.plain
 
     def verdict(self, event: RunEvent) -> Verdict:
         """What an event does to the run as it is."""
-        undo_failed = self.plain is not None and self.control.undo_failed
+        undo_failed = self.plain is not None and self.plain.undo_failed
         return verdict(self.state, event, undo_failed=undo_failed)
 
     def work(self, task: TaskRow, extra: TaskExtra) -> Work:
@@ -143,7 +134,7 @@ class RunContext:
     @property
     def is_ending(self) -> bool:
         """Nothing new is begun any more."""
-        return self.plain is not None and self.control.ending is not None
+        return self.plain is not None and self.plain.ending is not None
 
     # What has to be read
 
