@@ -14,7 +14,9 @@ select * from (
 
 -- name: running
 -- The time, and which of these runs have not ended. A run that is gone has. index: run_pkey
-select clock_timestamp(), array(select run_id from run where run_id = any(%(run_ids)s) and ended_at is null);
+select clock_timestamp(), array(
+    select k.run_id from unnest(%(run_ids)s) k(run_id)
+    cross join lateral (select 1 from run r where r.run_id = k.run_id and r.ended_at is null offset 0) r);
 
 -- name: advance
 -- The rows are locked. index: schedule_uuid
