@@ -10,7 +10,7 @@ import pytest
 
 from fencepost.v1 import error_pb2
 from fencepost.v1 import worker_service_pb2 as pb
-from tests.engine.flows import AT_ONCE, CORRECTIVE, OPERATIONAL, OpenScene, Scene, state_of, step, value_of
+from tests.engine.flows import AT_ONCE, CORRECTIVE, OPERATIONAL, PERMANENT, OpenScene, Scene, state_of, step, value_of
 from tests.engine.rows import count, fetch
 from tests.fixtures.api import kinds
 from tests.fixtures.raw_worker import ALREADY_DONE, LEASE_LOST, OK
@@ -224,7 +224,7 @@ async def test_a_terminated_run_ends_at_once_and_undoes_nothing(scene: Scene) ->
     assert (failure.code, failure.message) == ("RUN_TERMINATED", "stuck")
     assert (await scene.kinds(run_id))[-1] == "run_terminated"
     for table in ("task", "undo", "timer", "checkpoint"):
-        assert await count(scene.dsn, table) == 0  # type: ignore[arg-type]  # one of these literals
+        assert await count(scene.dsn, table) == 0
 
 
 @pytest.mark.parametrize("phase", ["ENDING", "UNDOING"])
@@ -265,7 +265,7 @@ async def test_whatever_ends_many_runs_at_once_each_has_one_end(open_scene: Open
             if what == "complete":
                 await scene.worker.complete(task, "1")
             elif what == "fail":
-                await scene.worker.fail(task, 3)
+                await scene.worker.fail(task, PERMANENT)
             elif what == "release":
                 await scene.worker.release(task)
             elif what == "expire":

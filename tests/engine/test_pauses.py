@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fencepost.v1 import run_pb2
@@ -186,7 +188,8 @@ async def test_a_wait_that_times_out_during_a_pause_fails_after_it_unless_its_si
 @pytest.mark.parametrize("kind", ["QUEUE_TIMEOUT", "TOTAL_TIMEOUT"])
 async def test_the_timeouts_of_a_step_act_at_the_end_of_a_pause(scene: Scene, kind: str) -> None:
     await scene.worker.capacity(0)
-    run_id = await scene.run(step("a", **{kind.lower(): "1h"}))
+    limit: dict[str, Any] = {kind.lower(): "1h"}
+    run_id = await scene.run(step("a", **limit))
     await scene.call("Pause", run_id)
     await scene.hurry(run_id, kind)
     await fired(scene)
