@@ -103,8 +103,8 @@ class RunContext:
         self._todo: deque[Activation] | None = None
         self.plain = None if run.control is None else Control.from_json(run.control)
         """The control of the run if it has any: a plain sequence has none."""
-        self._scopes: dict[int, ScopeRow] = {}
-        self._payloads: dict[int, Payload] = {}
+        self._scopes: dict[int, ScopeRow] | None = None
+        self._payloads: dict[int, Payload] | None = None
 
     # What is known
 
@@ -144,7 +144,7 @@ class RunContext:
 
     async def payload(self, value: Value) -> Payload:
         """The payload of a value."""
-        if value.payload is None:
+        if value.payload is None and self._payloads is not None:
             value.payload = self._payloads.get(value.seq)
         if value.payload is None:
             value.payload = await self.payload_of(self.run.run_id, value.seq)
@@ -164,19 +164,27 @@ class RunContext:
 
     def keep(self, seq: int, payload: Payload) -> None:
         """Remember a payload for the rest of the batch."""
+        if self._payloads is None:
+            self._payloads = {}
         self._payloads[seq] = payload
 
     async def scope(self, scope_id: int) -> ScopeRow:
         """An open scope. It is read once a batch: whoever holds the run is alone with it."""
-        scope = self._scopes.get(scope_id)
+        scope = self._known_scopes.get(scope_id)
         if scope is None:
             rows = await self.read("scope", self.run.run_id, scope_id)
-            scope = self._scopes[scope_id] = ScopeRow(*rows[0])
+            scope = self._known_scopes[scope_id] = ScopeRow(*rows[0])
         return scope
+
+    @property
+    def _known_scopes(self) -> dict[int, ScopeRow]:
+        if self._scopes is None:
+            self._scopes = {}
+        return self._scopes
 
     def open_scope(self, scope: ScopeRow) -> None:
         """A new scope."""
-        self._scopes[scope.scope_id] = scope
+        self._known_scopes[scope.scope_id] = scope
         self.control.extras = True
         self.changes.rows.add(
             "insert_scope", scope.run_id, scope.scope_id, scope.node_index, scope.total, scope.done, scope.next_item,
@@ -189,7 +197,7 @@ class RunContext:
 
     def close_scope(self, scope: ScopeRow) -> None:
         """Its join is done."""
-        self._scopes.pop(scope.scope_id, None)
+        self._known_scopes.pop(scope.scope_id, None)
         self.changes.rows.changed_scopes.pop((scope.run_id, scope.scope_id), None)
         self.changes.rows.add("delete_scope", scope.run_id, scope.scope_id)
 
