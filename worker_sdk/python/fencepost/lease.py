@@ -169,9 +169,7 @@ class Lease:
     ) -> None:
         self.owner = owner
         self.step = step
-        self.key = (run_id, task_id)
-        self.run_id = run_id
-        self.task_id = task_id
+        self.run_id, self.task_id = self.key = (run_id, task_id)
         self.token = token
         self.workflow_id = workflow_id
         self.definition_hash = definition_hash

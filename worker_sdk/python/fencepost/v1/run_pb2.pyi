@@ -31,7 +31,7 @@ class _RunStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunState.Val
     RUN_STATE_UNSPECIFIED: _RunState.ValueType  # 0
     """Never sent."""
     RUN_STATE_PENDING: _RunState.ValueType  # 1
-    """Started; no worker has reported on a step of it yet."""
+    """Started; nothing has come of it yet: no worker has reported on a step of it, and no wait of it has ended."""
     RUN_STATE_RUNNING: _RunState.ValueType  # 2
     """At work: a step of it is open."""
     RUN_STATE_COMPLETED: _RunState.ValueType  # 3
@@ -65,7 +65,7 @@ class RunState(_RunState, metaclass=_RunStateEnumTypeWrapper):
 RUN_STATE_UNSPECIFIED: RunState.ValueType  # 0
 """Never sent."""
 RUN_STATE_PENDING: RunState.ValueType  # 1
-"""Started; no worker has reported on a step of it yet."""
+"""Started; nothing has come of it yet: no worker has reported on a step of it, and no wait of it has ended."""
 RUN_STATE_RUNNING: RunState.ValueType  # 2
 """At work: a step of it is open."""
 RUN_STATE_COMPLETED: RunState.ValueType  # 3
