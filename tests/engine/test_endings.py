@@ -26,6 +26,7 @@ FORK = {"id": "both", "parallel": [[step("a"), step("d")], [step("b"), step("e")
 
 async def test_the_failure_of_a_run_names_node_attempt_kind_code_and_message(scene: Scene) -> None:
     run_id = await scene.run(step("a", retry=AT_ONCE))
+from tests.fixtures.waiting import eventually
     await scene.fail(await scene.task("a"), OPERATIONAL)
     await scene.fail(await scene.task("a"), code="NO_STOCK", message="sold out")
     failure = await scene.failure(run_id)
@@ -171,9 +172,11 @@ async def test_a_cancel_reaches_a_worker_that_was_away_when_it_was_pushed(scene:
     await scene.failure(run_id, "CANCELLED")
 
 
-async def test_a_cancel_reaches_a_worker_at_another_server(open_scene: OpenScene) -> None:
-    scene, other = await open_scene(), await open_scene()
+async def test_a_cancel_reaches_a_worker_at_another_server(open_scene: OpenScene, dsn: str) -> None:
+    """By NOTIFY; without it the answer to the next heartbeat tells (I10)."""
+    scene, other = await open_scene(listen_dsn=dsn), await open_scene(listen_dsn=dsn)
     await other.worker.capacity(0)
+    await eventually(lambda: other.server.app.engine.notifier.others)
     run_id = await scene.run(step("a"))
     task = await scene.task("a")
     await other.call("Cancel", run_id)

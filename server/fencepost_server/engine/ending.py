@@ -111,12 +111,12 @@ async def _stop_tasks(ctx: RunContext, grace: float, reason: str) -> None:
         ctx.changes.cancelled.append((task.lease_session, task.run_id, task.task_id, task.token, reason, grace))
 
 
-def cancelled(ctx: RunContext, task: TaskRow, extra: TaskExtra) -> None:
-    """An open step is over, because its run is."""
+def cancelled(ctx: RunContext, task: TaskRow, extra: TaskExtra, digest: bytes | None = None) -> None:
+    """An open step is over, because its run is. ``digest`` is of the report that brought it back, for repeats (I6)."""
     node = ctx.graph.nodes[task.node_index]
     seq = ctx.event(
         EventType.STEP_CANCELLED, node_index=task.node_index, task_id=task.task_id, token=task.token or None,
-        place=extra.place,
+        digest=digest or None, place=extra.place,
     )  # fmt: skip
     step_over(ctx, node, seq, task, extra)
 

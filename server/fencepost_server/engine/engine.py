@@ -24,7 +24,7 @@ from fencepost_server.engine.dispatch import Dispatcher
 from fencepost_server.engine.firing import Firing
 from fencepost_server.engine.leases import Adopted, Closer, Renewer, Sweeper
 from fencepost_server.engine.loops import Loop
-from fencepost_server.engine.notify import Listener, Notifier
+from fencepost_server.engine.notify import Listener, Notifier, Stop
 from fencepost_server.engine.operations import (
     Command,
     CommandKind,
@@ -75,7 +75,7 @@ class Engine:
         self.outbox = Outbox(config, self.database, self._spread)
         self.notifier = Notifier(config, self.database, self.server_id)
         self.firing = Firing(config, self.database, self.start_run, self.submit)
-        self.listener = Listener(config, self.server_id, self.dispatcher.hint, self._ended)
+        self.listener = Listener(config, self.server_id, self.dispatcher.hint, self._ended, self._stop)
         self.remover = Remover(self.database, self.reads, self.submit)
         self.retention = Retention(config, self.database)
         self.draining = False
@@ -232,12 +232,9 @@ class Engine:
                 self.reconciler.request()
         if unsent:  # of several sessions, and so perhaps of several namespaces
             self.report([Report(ReportKind.UNDELIVERED, t.run_id, t.task_id, t.token, t.namespace) for t in unsent])
-        for session_id, run_id, task_id, token, reason in changes.revoked:
-            if (holder := self.dispatcher.session(session_id)) is not None:
-                holder.revoke((run_id, task_id, token), reason)
-        for session_id, run_id, task_id, token, reason, remaining in changes.cancelled:
-            if (holder := self.dispatcher.session(session_id)) is not None:
-                holder.cancel((run_id, task_id, token), reason, remaining)
+        stops: list[Stop] = [(*revoked, None) for revoked in changes.revoked]
+        stops += changes.cancelled
+        elsewhere = [stop for stop in stops if not self._stop(stop)]
         if changes.ready:
             self.dispatcher.hint(changes.ready)
         elif changes.reports:
@@ -248,7 +245,19 @@ class Engine:
             self.outbox.wake()
         self.watches.changed(changes.changed)
         self._ended(changes.ended)
-        self.notifier.add(changes.ready, changes.ended)
+        self.notifier.add(changes.ready, changes.ended, elsewhere)
+
+    def _stop(self, stop: Stop) -> bool:
+        """Tell the holder of a lease that it has ended, or is about to. False if it is not connected here."""
+        session_id, run_id, task_id, token, reason, remaining = stop
+        holder = self.dispatcher.session(session_id)
+        if holder is None:
+            return False
+        if remaining is None:
+            holder.revoke((run_id, task_id, token), reason)
+        else:
+            holder.cancel((run_id, task_id, token), reason, remaining)
+        return True
 
     def _ended(self, run_ids: Sequence[str]) -> None:
         """Runs have ended, here or at another server."""

@@ -275,8 +275,9 @@ async def _expire(ctx: RunContext, report: Report, task: TaskRow, extra: TaskExt
 
 async def _stopped(ctx: RunContext, report: Report, task: TaskRow, extra: TaskExtra) -> None:
     """A step comes back, or never does, while its run ends: it is over."""
-    ctx.ended[task.task_id] = Ended(EventType.STEP_CANCELLED, task.token, report.digest, None)
-    ending.cancelled(ctx, task, extra)
+    digest = _digest(report)
+    ctx.ended[task.task_id] = Ended(EventType.STEP_CANCELLED, task.token, digest, None)
+    ending.cancelled(ctx, task, extra, digest)
     await ending.go_on(ctx)
 
 
@@ -370,9 +371,15 @@ def _recalled(memory: Mapping[str, object]) -> Answer:
 
 def _answer_of_ended(report: Report, ended: Ended | None) -> Answer:
     """The task is gone: this very outcome ended it, or somebody else's did."""
-    if ended is None or ended.token != report.token or ended.digest != report.digest or not report.digest:
+    digest = _digest(report)
+    if ended is None or ended.token != report.token or ended.digest != digest or not digest:
         return LEASE_LOST
     return _recalled(json.loads(ended.detail) if ended.detail else {})
+
+
+def _digest(report: Report) -> bytes:
+    """Of what was reported. All releases of a lease say the same."""
+    return _RELEASE_DIGEST if report.kind is ReportKind.RELEASE else report.digest
 
 
 def _answer_of_earlier(report: Report, task: TaskRow) -> Answer:

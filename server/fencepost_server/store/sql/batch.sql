@@ -62,14 +62,14 @@ select clock_timestamp(), epoch, hold_until, last_pass_at from cluster;
 select distinct on (hash) hash, manifest from definition where hash = any(%(hashes)s);
 
 -- name: read_outcomes
--- What became of tasks that are gone: the event that ended each, which keeps token and digest (I6). Runs only for resends and
--- stale tokens. index: event_pkey, from the task's scheduling on
+-- What became of tasks that are gone: the event that ended each, which keeps token and digest (I6); of a step that was retried
+-- by an operator the last one. Runs only for resends and stale tokens. index: event_pkey, from the task's scheduling on
 select k.run_id, k.task_id, e.type, e.token, e.digest, e.detail
 from unnest(%(run_ids)s, %(task_ids)s) k(run_id, task_id)
 cross join lateral (
     select type, token, digest, detail from event
-    where run_id = k.run_id and seq > k.task_id and task_id = k.task_id and type in (4, 5, 26, 27)
-    order by seq limit 1
+    where run_id = k.run_id and seq > k.task_id and task_id = k.task_id and type in (4, 5, 23, 26, 27)
+    order by seq desc limit 1
 ) e;
 
 -- name: insert_keys
