@@ -15,6 +15,7 @@ from tests.engine.rows import count, fetch
 from tests.fixtures.api import kinds
 from tests.fixtures.raw_worker import ALREADY_DONE, LEASE_LOST, OK
 from tests.fixtures.refusals import refused
+from tests.fixtures.waiting import eventually
 
 NO_GRACE = {"nanos": 0}
 SHORT = {"nanos": 200_000_000}
@@ -26,7 +27,6 @@ FORK = {"id": "both", "parallel": [[step("a"), step("d")], [step("b"), step("e")
 
 async def test_the_failure_of_a_run_names_node_attempt_kind_code_and_message(scene: Scene) -> None:
     run_id = await scene.run(step("a", retry=AT_ONCE))
-from tests.fixtures.waiting import eventually
     await scene.fail(await scene.task("a"), OPERATIONAL)
     await scene.fail(await scene.task("a"), code="NO_STOCK", message="sold out")
     failure = await scene.failure(run_id)
