@@ -78,8 +78,8 @@ TABLE: dict[RunEvent, dict[RunState, Verdict]] = {
     _E.RESUME: _row(_K, _A, _K, _K, _K, _R),
     _E.RETRY: _row(_R, _R, _A, _R, _R, _R, FAILED=_A),
     _E.REMOVE: _row(_A, _A, _A, _A, _K, _K),
-    _E.STEP_COMPLETED: _row(_A, _L, _A, _A, _N, _K),
-    _E.STEP_FAILED: _row(_A, _A, _A, _A, _N, _K),
+    _E.STEP_COMPLETED: _row(_A, _L, _A, _A, _N, _K, WAITING=_N),
+    _E.STEP_FAILED: _row(_A, _A, _A, _A, _N, _K, WAITING=_N),
     _E.TIMER: _row(_A, _L, _A, _K, _K, _K),
     _E.RUN_TIMEOUT: _row(_A, _L, _A, _K, _K, _K),
     _E.CHILD_ENDED: _row(_A, _L, _A, _A, _K, _K),
@@ -93,6 +93,6 @@ decided what it ends as: cancel and timeouts change nothing, a signal is only re
 
 def verdict(state: RunState, event: RunEvent, *, undo_failed: bool = False) -> Verdict:
     """What an event does to a run in a state. ``undo_failed``: it is BLOCKED by an undo."""
-    if undo_failed and event not in (_E.RETRY, _E.TERMINATE):
+    if undo_failed and event not in (_E.RETRY, _E.TERMINATE, _E.UNDO_COMPLETED, _E.UNDO_FAILED):
         return TABLE[event][_S.UNDOING] if event is not _E.PAUSE else Verdict.REFUSE
     return TABLE[event][state]
