@@ -71,6 +71,7 @@ class Flow(ABC):
         self.fixed_state = ""
         self.touched = False
         self.now = 0.0
+        self.outputs: dict[str, Any] = {}
         self.again: list[tuple[Place, Value]] = []
         self._queue: deque[tuple[Place, Value]] = deque()
 
@@ -114,7 +115,9 @@ class Flow(ABC):
     def _begin(self, place: Place, value: Value) -> None:
         node = place.node
         if "step" in node:
-            self._begin_step(place, value)
+            built = self._built(place, value)
+            if built is not None:
+                self._begin_step(place, built)
         elif "sleep" in node:
             due = self.now + seconds(node["sleep"])
             seq = self.emit("timer_started", node_id=node["id"], scope_id=place.scope_id, item=place.item)
@@ -127,6 +130,35 @@ class Flow(ABC):
             self._begin_map(place, value)
         else:
             self._begin_choose(place, value)
+
+    def _built(self, place: Place, value: Value) -> Value | None:
+        """The input of a step by its mapping, if it has one; None: that leads nowhere."""
+        if "input" not in place.node:
+            return value
+        data = self._filled(place.node["input"])
+        if data is MISSING:
+            self._node_failed(place, value)
+            return None
+        return Value(data, self.emit("input_built", node_id=place.node["id"], input=data))
+
+    def _filled(self, template: Any) -> Any:
+        if isinstance(template, list):
+            parts = [self._filled(part) for part in template]
+            return MISSING if MISSING in parts else parts
+        if not isinstance(template, dict):
+            return template
+        if template.keys() == {"$from"}:
+            source, _, pointer = template["$from"].partition("#")
+            return follow(self.outputs[source], pointer)
+        members = {key: self._filled(part) for key, part in template.items()}
+        return MISSING if MISSING in members.values() else members
+
+    def _node_failed(self, place: Place, value: Value) -> None:
+        """A node could not begin."""
+        failure = Failure("PERMANENT", "INVALID_NODE_INPUT", place.node["id"])
+        self.emit("node_failed", node_id=place.node["id"], failure=failure)
+        self.again.append((place, value))
+        self.node_failed(failure)
 
     def _begin_step(self, place: Place, value: Value) -> None:
         node = place.node
@@ -169,10 +201,7 @@ class Flow(ABC):
     def _begin_map(self, place: Place, value: Value) -> None:
         items = follow(value.data, place.node["map"]["over"])
         if not isinstance(items, list):
-            failure = Failure("PERMANENT", "INVALID_NODE_INPUT", place.node["id"])
-            self.emit("node_failed", node_id=place.node["id"], failure=failure)
-            self.again.append((place, value))
-            self.node_failed(failure)
+            self._node_failed(place, value)
             return
         scope = self._open_scope(place, value, items)
         for item, data in enumerate(items):
@@ -216,6 +245,8 @@ class Flow(ABC):
 
     def done(self, place: Place, value: Value) -> None:
         """The node at a place has its output: go on with what follows it, or with what encloses it."""
+        if place.scope is None:
+            self.outputs[place.node["id"]] = value.data
         if place.index + 1 < len(place.nodes):
             self.begin(Place(place.nodes, place.index + 1, place.scope, place.item, place.choice), value)
         elif place.choice is not None:

@@ -173,6 +173,11 @@ class Task:
         """Of the step, also if this undoes it."""
         return str(self.node["id"])
 
+    @property
+    def corrects(self) -> bool:
+        """Whether the next attempt is told what was wrong with the one before."""
+        return self.last_failure is not None and self.last_failure.kind == "CORRECTIVE"
+
 
 @dataclass(slots=True)
 class Timer:

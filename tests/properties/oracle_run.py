@@ -38,8 +38,8 @@ class Limits:
 
 
 def _outcome_proper(outcome: Outcome) -> Outcome:
-    """What makes an outcome another: not when to try again, nor what was saved with it."""
-    return replace(outcome, retry_after=None, checkpoint=None) if isinstance(outcome, Fail) else outcome
+    """What makes an outcome another: all but when to try again."""
+    return replace(outcome, retry_after=None) if isinstance(outcome, Fail) else outcome
 
 
 class Run(Ends):
@@ -63,6 +63,7 @@ class Run(Ends):
         self.outcomes: dict[tuple[int, int], tuple[Outcome, Answer, bool]] = {}
         self.requests: dict[str, tuple[object, Answer]] = {}
         self.input = Value(data, self.emit("run_started"))
+        self.outputs[""] = data
         if run_timeout is not None:
             self.timers.append(Timer(1, "RUN_TIMEOUT", now + run_timeout))
         if start_delay:

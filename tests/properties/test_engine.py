@@ -8,6 +8,7 @@ same.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
 from collections.abc import Callable, Coroutine
@@ -31,7 +32,8 @@ from tests.properties.scene import Lease, Scene
 T = TypeVar("T")
 MANY = int(os.environ.get("PROPERTY_EXAMPLES", "0"))
 FREE = 1
-MAX_RUNS = 5
+MAX_RUNS = 4
+NOT_OF_INTEREST = 11
 SHRINKING_SECONDS = 60
 SERVERS = st.integers(0, 1)
 ANY = st.integers(0, 11)
@@ -45,6 +47,7 @@ FAILS = st.builds(
     checkpoint=st.none() | st.tuples(st.integers(1, 3), st.just("last")),
 )
 LONG = 86400.0
+REQUEST_IDS = st.sampled_from(["", "", "c1", "c2"])
 
 
 def outcomes() -> st.SearchStrategy[Outcome]:
@@ -87,21 +90,39 @@ class Machine(RuleBasedStateMachine):
             self.do(self.scene.set_capacity(worker, 2))
         return self.scene.pick_lease(index) if self.scene.leases else None
 
-    @initialize(first=SERVERS, room=st.tuples(st.integers(0, 2), st.integers(0, 2)), kind=ANY, data=OUTPUTS)
-    def begin(self, first: int, room: tuple[int, int], kind: int, data: Any) -> None:
+    def of_interest(self, index: int, *states: str) -> int:
+        """A run in one of some states if there is any, mostly."""
+        runs = [run for run, oracle in enumerate(self.scene.oracle.runs) if oracle.state in states]
+        return runs[index % len(runs)] if runs and index != NOT_OF_INTEREST else self.picks(index)
+
+    @initialize(
+        first=SERVERS,
+        room=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+        kind=ANY,
+        data=OUTPUTS,
+        again=st.lists(st.tuples(SERVERS, st.booleans()), max_size=2),
+        outputs=st.lists(OUTPUTS, max_size=3),
+    )
+    def begin(
+        self,
+        first: int,
+        room: tuple[int, int],
+        kind: int,
+        data: Any,
+        again: list[tuple[int, bool]],
+        outputs: list[Any],
+    ) -> None:
         for server, manifest in zip(itertools.cycle((first, 1 - first)), self.manifests, strict=False):
             self.do(self.scene.register(server, manifest))
+        for server, change in again:
+            manifest = dict(self.manifests[kind % len(self.manifests)])
+            self.do(self.scene.register(server, manifest | ({"output_schema": {}} if change else {})))
         for worker, capacity in enumerate(room):
             self.do(self.scene.set_capacity(worker, capacity))
         self.do(self.scene.start(first, self.manifests[kind % len(self.manifests)]["id"], data))
-
-    @rule(server=SERVERS, kind=ANY, twice=st.booleans(), change=st.booleans())
-    def register(self, server: int, kind: int, twice: bool, change: bool) -> None:
-        manifest = dict(self.manifests[kind % len(self.manifests)])
-        if change:
-            manifest["output_schema"] = {}
-        for at in (server, 1 - server) if twice else (server,):
-            self.do(self.scene.register(at, manifest))
+        for output in outputs:
+            if (lease := self.lease(0, first)) is not None:
+                self.do(self.scene.report(lease, Complete(output), lease.worker))
 
     @rule(
         server=SERVERS,
@@ -141,11 +162,19 @@ class Machine(RuleBasedStateMachine):
         # Over its own stream at least once: else its server would not know that the worker has room again.
         self.do(self.scene.report(lease, outcome, first if repeats else lease.worker, repeats))
 
-    @rule(index=ANY, outcome=COMPLETES)
-    def complete(self, index: int, outcome: Outcome) -> None:
-        lease = self.lease(index, index % 2)
-        if lease is not None:
-            self.do(self.scene.report(lease, outcome, lease.worker))
+    @rule(index=ANY, outputs=st.lists(OUTPUTS, min_size=1, max_size=4))
+    def complete(self, index: int, outputs: list[Any]) -> None:
+        for output in outputs:
+            lease = self.lease(index, index % 2)
+            if lease is not None:
+                self.do(self.scene.report(lease, Complete(output), lease.worker))
+
+    @rule(index=ANY, count=st.integers(1, 3), kind=st.sampled_from(["PERMANENT", "CORRECTIVE", "OPERATIONAL"]))
+    def fail(self, index: int, count: int, kind: str) -> None:
+        for _ in range(count):
+            lease = self.lease(index, index % 2)
+            if lease is not None:
+                self.do(self.scene.report(lease, Fail(kind), lease.worker))
 
     @rule(index=ANY, other=st.none() | outcomes(), worker=SERVERS)
     def repeat(self, index: int, other: Outcome | None, worker: int) -> None:
@@ -176,6 +205,16 @@ class Machine(RuleBasedStateMachine):
 class WholeMachine(Machine):
     """All that the engine does."""
 
+    @rule(index=ANY, kind=st.sampled_from(["PERMANENT", "PERMANENT", "CORRECTIVE", "OPERATIONAL"]))
+    def fail_an_undo(self, index: int, kind: str) -> None:
+        """So that a run is blocked, or what led there is tried again; a run whose steps are done is made to fail."""
+        lease = self.lease(index, index % 2)
+        undoes = [other for other in self.scene.leases if self.scene.undoes(other)]
+        if undoes or lease is not None:
+            lease = undoes[index % len(undoes)] if undoes else lease
+            assert lease is not None
+            self.do(self.scene.report(lease, Fail(kind), lease.worker))
+
     @rule(index=ANY, number=st.integers(1, 4), state=st.sampled_from(["x", {"row": 7}]))
     def checkpoint(self, index: int, number: int, state: Any) -> None:
         lease = self.lease(index, number % 2)
@@ -196,44 +235,44 @@ class WholeMachine(Machine):
         if ticking:
             self.do(self.scene.hasten(ticking[index % len(ticking)], timer))
 
-    @rule(
-        server=SERVERS, index=ANY, data=st.sampled_from([1, {"way": 2}]), request_id=st.sampled_from(["", "s1", "s2"])
-    )
+    @rule(server=SERVERS, index=ANY, data=st.sampled_from([1, {"way": 2}]), request_id=REQUEST_IDS)
     def signal(self, server: int, index: int, data: Any, request_id: str) -> None:
-        run, now = self.picks(index), self.scene.now
-        wanted = self.scene.oracle.runs[run].signal("go", data, request_id, now)
+        run = self.of_interest(index, "PENDING", "WAITING", "RUNNING", "PAUSED", "BLOCKED")
+        wanted = self.scene.oracle.runs[run].signal("go", data, request_id, self.scene.now)
         self.do(self.scene.signal(server, run, data, request_id, wanted))
 
-    @rule(server=SERVERS, index=ANY, grace=st.sampled_from([None, 0.0, LONG]))
-    def cancel(self, server: int, index: int, grace: float | None) -> None:
-        run, now = self.picks(index), self.scene.now
-        wanted = self.scene.oracle.runs[run].cancel(30.0 if grace is None else grace, now)
+    @rule(server=SERVERS, index=ANY, grace=st.sampled_from([None, 0.0, LONG]), request_id=REQUEST_IDS)
+    def cancel(self, server: int, index: int, grace: float | None, request_id: str) -> None:
+        run = self.of_interest(index, "PENDING", "RUNNING", "WAITING", "PAUSED")
+        oracle, now = self.scene.oracle.runs[run], self.scene.now
+        cancel = functools.partial(oracle.cancel, 30.0 if grace is None else grace, now)
+        wanted = oracle.once(request_id, ("cancel", grace), cancel)
         fields = {} if grace is None else {"grace": seconds(grace)}
-        self.do(self.scene.call(server, "CancelRun", run, fields, wanted))
+        self.do(self.scene.call(server, "CancelRun", run, {**fields, "request_id": request_id}, wanted))
 
-    @rule(server=SERVERS, index=ANY)
-    def pause(self, server: int, index: int) -> None:
-        run = self.picks(index)
-        self.do(self.scene.call(server, "PauseRun", run, {}, self.scene.oracle.runs[run].pause(self.scene.now)))
+    @rule(server=SERVERS, index=ANY, end=st.sampled_from([False, False, True]))
+    def pause_or_resume(self, server: int, index: int, end: bool) -> None:
+        run = self.of_interest(index, "PAUSED") if end else self.picks(index)
+        oracle = self.scene.oracle.runs[run]
+        if end or oracle.state == "PAUSED":
+            self.do(self.scene.call(server, "ResumeRun", run, {}, oracle.resume(self.scene.now)))
+        else:
+            self.do(self.scene.call(server, "PauseRun", run, {}, oracle.pause(self.scene.now)))
 
-    @rule(server=SERVERS, index=ANY)
-    def resume(self, server: int, index: int) -> None:
-        run = self.picks(index)
-        self.do(self.scene.call(server, "ResumeRun", run, {}, self.scene.oracle.runs[run].resume(self.scene.now)))
+    @rule(server=SERVERS, index=ANY, skip=st.sampled_from([False, False, True]), request_id=REQUEST_IDS)
+    def retry(self, server: int, index: int, skip: bool, request_id: str) -> None:
+        run = self.of_interest(index, "BLOCKED") if skip else self.of_interest(index, "FAILED", "BLOCKED")
+        retry = functools.partial(self.scene.oracle.retry, run, "again", skip, self.scene.now)
+        wanted = self.scene.oracle.runs[run].once(request_id, ("retry", skip), retry)
+        fields = {"reason": "again", "skip_undo": skip, "request_id": request_id}
+        self.do(self.scene.call(server, "RetryRun", run, fields, wanted))
 
-    @rule(server=SERVERS, index=ANY, skip=st.booleans())
-    def retry(self, server: int, index: int, skip: bool) -> None:
+    @rule(server=SERVERS, index=ANY, sure=st.integers(0, 3))
+    def terminate(self, server: int, index: int, sure: int) -> None:
         run = self.picks(index)
-        wanted = self.scene.oracle.retry(run, "again", skip, self.scene.now)
-        self.do(self.scene.call(server, "RetryRun", run, {"reason": "again", "skip_undo": skip}, wanted))
-
-    @rule(server=SERVERS, index=ANY)
-    def terminate(self, server: int, index: int) -> None:
-        run = self.picks(index)
-        if len(self.scene.run_ids) < 2:
-            return
-        wanted = self.scene.oracle.runs[run].terminate("enough", self.scene.now)
-        self.do(self.scene.call(server, "TerminateRun", run, {"reason": "enough"}, wanted))
+        if not sure:
+            wanted = self.scene.oracle.runs[run].terminate("enough", self.scene.now)
+            self.do(self.scene.call(server, "TerminateRun", run, {"reason": "enough"}, wanted))
 
 
 def profile(examples: int, steps: int) -> settings:
@@ -296,7 +335,7 @@ async def test_undo_is_as_the_oracle_says(play: Play) -> None:
 
 
 async def test_branches_and_items_are_as_the_oracle_says(play: Play) -> None:
-    await play(WholeMachine, (*workflows.PARALLEL, *workflows.MAP, *workflows.CHOOSE), 8, 30)
+    await play(WholeMachine, (*workflows.PARALLEL, *workflows.MAP, *workflows.CHOOSE, *workflows.INPUT), 8, 30)
 
 
 async def test_waits_and_timers_are_as_the_oracle_says(play: Play) -> None:

@@ -121,7 +121,15 @@ NESTED = (
         },
     ),
 )
-WHOLE = (*UNDO, *PARALLEL, *MAP, *CHOOSE, *WAITS, *LIMITS, *NESTED)
+INPUT = (
+    workflow(
+        "input",
+        step("a", undo={}),
+        step("b", undo={}, input={"way": {"$from": "#/way"}, "before": [{"$from": "a#"}]}),
+        step("c", input={"$from": "a#/items"}),
+    ),
+)
+WHOLE = (*INPUT, *UNDO, *PARALLEL, *MAP, *CHOOSE, *WAITS, *LIMITS, *NESTED)
 INPUTS = ({"way": 1, "items": []}, {"way": 2, "items": [1, 2]}, {"way": 0, "items": [2, 1, 3]}, {"items": None})
 
 
