@@ -7,6 +7,7 @@ It is brought into a state, the event happens, and what became of it is compared
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -185,7 +186,8 @@ class Case:
         """Make room for the next case."""
         for run in await self.scene.api.list_all():
             if not RunState(run.state).final:
-                await self.scene.call("Terminate", run.run_id)
+                with contextlib.suppress(grpc.aio.AioRpcError):  # it may end by itself meanwhile
+                    await self.scene.call("Terminate", run.run_id)
         await self.scene.worker.reconnect(held=[])
 
 
