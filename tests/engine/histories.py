@@ -10,6 +10,12 @@ from tests.engine.rows import fetch
 from tests.fixtures.api import Api, kinds
 
 FINAL = {"run_completed": run_pb2.RUN_STATE_COMPLETED, "run_failed": run_pb2.RUN_STATE_FAILED}
+ENDS = {
+    **FINAL,
+    "run_cancelled": run_pb2.RUN_STATE_CANCELLED,
+    "run_terminated": run_pb2.RUN_STATE_TERMINATED,
+}
+UNDO_ENDS = ("undo_completed", "undo_failed")
 
 
 def check_history(events: Sequence[run_pb2.Event], nodes: Sequence[str]) -> None:
@@ -93,6 +99,31 @@ async def check_run(api: Api, dsn: str, run_id: str, nodes: Sequence[str]) -> li
     else:
         assert output_seq is None
         assert not run.HasField("output")
+    return events
+
+
+async def check_end(api: Api, run_id: str, timeout: float = 20) -> list[run_pb2.Event]:
+    """A run of any workflow has ended once, as its last event says (I4); each step and each undo ended once at most
+    (I5), and what was undone had completed, in reverse order (I8). Returns the history.
+    """
+    run = await api.wait(run_id, timeout)
+    events = await api.history(run_id, page_size=1000)
+    times = [event.event_time.ToNanoseconds() for event in events]
+    assert times == sorted(times), "time ran backwards"
+    ended = [kind for kind in kinds(events) if kind in ENDS]
+    if "run_retried" not in kinds(events):
+        assert len(ended) == 1, "it ended more than once"
+    assert kinds(events)[-1] == ended[-1], "something was written after the end"
+    assert run.state == ENDS[ended[-1]]
+    ends: list[tuple[int, int]] = []
+    for event in events:
+        kind = str(event.WhichOneof("kind"))
+        if kind in ("step_completed", *UNDO_ENDS):
+            ends.append((getattr(event, kind).task_id, event.seq))
+    assert len({task_id for task_id, _ in ends}) == len(ends), "a step ended twice"
+    undone = [event.undo_scheduled.of_seq for event in events if event.WhichOneof("kind") == "undo_scheduled"]
+    assert undone == sorted(set(undone), reverse=True)
+    assert all(events[of - 1].WhichOneof("kind") == "step_completed" for of in undone)
     return events
 
 

@@ -11,8 +11,8 @@ import pytest
 from fencepost.v1 import error_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from tests.engine.flows import AT_ONCE, CORRECTIVE, OPERATIONAL, PERMANENT, OpenScene, Scene, state_of, step, value_of
+from tests.engine.histories import check_end
 from tests.engine.rows import count, fetch
-from tests.fixtures.api import kinds
 from tests.fixtures.raw_worker import ALREADY_DONE, LEASE_LOST, OK
 from tests.fixtures.refusals import refused
 from tests.fixtures.waiting import eventually
@@ -287,38 +287,12 @@ async def test_whatever_ends_many_runs_at_once_each_has_one_end(open_scene: Open
     finishing = asyncio.create_task(finish())
     try:
         for run_id in runs:
-            await check_one_end(scene, run_id)
+            await check_end(scene.api, run_id)
     finally:
         finishing.cancel()
     assert await count(scene.dsn, "task") == await count(scene.dsn, "timer") == 0
     states = {row[0] for row in await fetch(scene.dsn, "select distinct state from run")}
     assert len(states) >= 3, "too peaceful to show anything"
-
-
-ENDS = {
-    "run_completed": "COMPLETED",
-    "run_failed": "FAILED",
-    "run_cancelled": "CANCELLED",
-    "run_terminated": "TERMINATED",
-}
-
-
-async def check_one_end(scene: Scene, run_id: str) -> None:
-    """A run has ended once, as its last event says; each step ended once, and what was undone was complete."""
-    run = await scene.api.wait(run_id, timeout=20)
-    events = await scene.api.history(run_id, page_size=1000)
-    ended = [kind for kind in kinds(events) if kind in ENDS]
-    assert ended == [kinds(events)[-1]]
-    assert state_of(run) == ENDS[ended[0]]
-    ends: dict[int, list[str]] = {}
-    for event in events:
-        kind = str(event.WhichOneof("kind"))
-        if kind in ("step_completed", "step_failed", "step_cancelled"):
-            ends.setdefault(getattr(event, kind).task_id, []).append(kind)
-    assert all(len(found) == 1 for found in ends.values())
-    undone = [e.undo_scheduled.of_seq for e in events if e.WhichOneof("kind") == "undo_scheduled"]
-    assert undone == sorted(undone, reverse=True)
-    assert all(events[of - 1].WhichOneof("kind") == "step_completed" for of in undone)
 
 
 @pytest.mark.parametrize("cause", ["cancel", "fail", "terminate"])
