@@ -190,7 +190,9 @@ class Flow(ABC):
         self.waits.append(Wait(seq, node["wait_signal"], place))
         if "timeout" in node:
             self.timers.append(Timer(seq, "SIGNAL_TIMEOUT", self.now + seconds(node["timeout"]), place))
+        touched = self.touched
         self.take_signals()
+        self.touched = touched
 
     def _begin_parallel(self, place: Place, value: Value) -> None:
         branches: Sequence[Sequence[Node]] = place.node["parallel"]

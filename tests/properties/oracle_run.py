@@ -374,6 +374,8 @@ class Run(Ends):
             return self._illegal()
         elif any(event.kind == "undo_completed" for event in self.events):
             return Answer("ALREADY_UNDONE")
+        elif any(event.kind == "undo_skipped" for event in self.events):
+            return self._illegal()
         elif key_taken:
             return Answer("KEY_TAKEN")
         else:

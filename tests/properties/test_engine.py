@@ -327,20 +327,20 @@ Play = Callable[..., Coroutine[Any, Any, None]]
 
 
 async def test_steps_keys_and_leases_are_as_the_oracle_says(play: Play) -> None:
-    await play(Machine, workflows.PLAIN, 12, 25)
+    await play(Machine, workflows.PLAIN, 10, 25)
 
 
 async def test_undo_is_as_the_oracle_says(play: Play) -> None:
-    await play(WholeMachine, workflows.UNDO, 8, 30)
+    await play(WholeMachine, workflows.UNDO, 12, 30)
 
 
 async def test_branches_and_items_are_as_the_oracle_says(play: Play) -> None:
-    await play(WholeMachine, (*workflows.PARALLEL, *workflows.MAP, *workflows.CHOOSE, *workflows.INPUT), 8, 30)
+    await play(WholeMachine, (*workflows.PARALLEL, *workflows.MAP, *workflows.CHOOSE, *workflows.INPUT), 12, 30)
 
 
 async def test_waits_and_timers_are_as_the_oracle_says(play: Play) -> None:
-    await play(WholeMachine, (*workflows.WAITS, *workflows.LIMITS), 8, 30)
+    await play(WholeMachine, (*workflows.WAITS, *workflows.LIMITS), 12, 30)
 
 
 async def test_nodes_inside_each_other_are_as_the_oracle_says(play: Play) -> None:
-    await play(WholeMachine, workflows.NESTED, 6, 30)
+    await play(WholeMachine, workflows.NESTED, 8, 30)
