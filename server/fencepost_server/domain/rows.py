@@ -1,4 +1,4 @@
-"""The rows of what a run has beyond its open steps: control flow, waits, undo, children, and the outbox.
+"""The rows of what a run has beyond its open steps: control flow, timers, undo, children.
 
 Like RunRow and TaskRow they are mutable: the fold of a batch changes them and writes what became of them. ``place``
 is where in a run something happens: in which scope (0: the top sequence) and which branch or item of it.
@@ -36,7 +36,7 @@ class Control:
     signals: int = 0
     """Signals that no wait has taken."""
     undos: int = 0
-    """Completed steps that can be undone."""
+    """Rows of the undo log: completed steps and children that can be undone, and steps that may have acted."""
     ending: dict[str, Any] | None = None
     """What the run will end as, once it is ENDING: state, failure (JSON of a Failure), retryable."""
     paused: bool = False
@@ -45,9 +45,9 @@ class Control:
     undo_failed: bool = False
     """Its undo is stopped until RetryRun."""
     began: bool = False
-    """A worker has reported on a step of it."""
+    """Something has come of it: a worker has reported on a step, a sleep or a child has ended, a signal was taken."""
     extras: bool = False
-    """It has, or had, rows in the tables of what is beyond a task."""
+    """It has, or had, rows in the tables of extra.sql, to be cleared when it ends."""
     parent: tuple[str, int] | None = None
     """The run that waits for this one, and the event there that started it."""
     depth: int = 0
@@ -148,16 +148,6 @@ class TimerRow:
 
 
 @dataclass(slots=True)
-class WaitRow:
-    """A node that waits for a signal."""
-
-    run_id: str
-    seq: int
-    name: str
-    place: str
-
-
-@dataclass(slots=True)
 class ChildRow:
     """A child run that has not ended."""
 
@@ -184,18 +174,6 @@ class UndoRow:
     token: int
     scope_id: int
     item: int
-
-
-@dataclass(frozen=True, slots=True)
-class MessageRow:
-    """What one run tells another. ``kind`` is an engine.operations.MessageKind."""
-
-    target_run: str
-    kind: int
-    source_run: str
-    source_seq: int
-    namespace: str
-    body: str
 
 
 def stopped_task(task: TaskRow) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -137,9 +137,3 @@ def by_session(changes: Changes) -> dict[WorkerSession, Told]:
     for session, task in changes.leased:
         grouped.setdefault(session, ([], []))[1].append(task)
     return grouped
-
-
-def answers(outcomes: Sequence[tuple[Command, Commanded | FencepostError]]) -> None:
-    """Answer the callers of commands."""
-    for command, outcome in outcomes:
-        command.settle(outcome)

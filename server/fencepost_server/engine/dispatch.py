@@ -133,7 +133,7 @@ class Dispatcher:
             self._top = min((level for level, places in self._ready_at.items() if places), default=_NO_LEVEL)
 
     def eager(self, report: Report, run: RunRow, queue: str, handler: str) -> int | None:
-        """May the session that completed a step take the next one at once? See engine.fold.Eager."""
+        """May the session that completed a step take the next one at once? See engine.changes.Eager."""
         session = report.session
         if session is None or self.draining or (queue, handler) not in session.handlers:
             return None

@@ -1,5 +1,5 @@
 """The statements of a group commit, as functions over rows. engine.commit calls them in the order of the one
-lock order: deployments, runs by id, tasks by id, keys sorted; then it reads, decides, and writes.
+lock order: deployments, runs by id, tasks by id, (messages: see extras,) keys sorted; it reads, decides, and writes.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ async def update_tasks(session: Session, rows: Collection[TaskRow]) -> None:
 
 
 async def insert_events(session: Session, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Events, each a tuple in the order of engine.fold.EventRow."""
+    """Events, each a tuple in the order of engine.changes.EventRow."""
     names = (
         "run_ids", "seqs", "types", "ats", "node_indexes", "task_ids", "tokens", "attempts", "input_seqs", "digests",
         "payloads", "binaries", "metadata", "details",

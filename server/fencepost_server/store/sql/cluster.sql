@@ -3,11 +3,11 @@
 -- name: probe
 -- Beats for this server, moves the outage guard on, and tells what there is to do: which (namespace, queue, handler, priority)
 -- have a ready task and when the first is due, when the first lease can expire, how many other servers live, which of this server's
--- sessions have ended of late: of one that it believes to be open, the process has come back elsewhere; and when the first schedule
--- is due. A gap between probes of all
--- servers longer than an outage holds every expiry until workers had time to come back.
+-- sessions have ended of late: of one that it believes to be open, the process has come back elsewhere; when the first timer is due;
+-- whether there are messages; and when the first schedule is due. A gap between probes of all servers longer than an outage holds
+-- every expiry until workers had time to come back.
 -- locks: own server row; the cluster row at most once a second (more often only if an outage is said to be shorter than some
--- seconds). index: task_ready (one lookup a combination), task_lease, session_ended, schedule_due
+-- seconds). index: task_ready (one lookup a combination), task_lease, session_ended, timer_due, message_pkey, schedule_due
 with recursive beat as (
     insert into server (server_id) values (%(server)s)
     on conflict (server_id) do update set seen_at = clock_timestamp()

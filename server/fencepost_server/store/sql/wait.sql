@@ -1,4 +1,4 @@
--- What runs wait for, for people. No locks. Deciding on it is batch.sql's.
+-- What runs wait for, for people. No locks. What decides on it is extra.sql's.
 
 -- name: open_waits
 -- Timers are those that nodes and starts wait for, not the timeouts of something else (kinds 1 and 6); a start is no node's, though
