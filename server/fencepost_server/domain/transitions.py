@@ -3,6 +3,10 @@ tests of its cells.
 
 What is not refused either acts, or is taken and changes nothing (a repeat, or a late comer to a run that has
 decided otherwise: the first cause wins), or is recorded and acts later.
+
+Calls and timers ask ``verdict`` before they act. What comes of steps, undo tasks and children is decided in
+engine.steps, engine.undoing and engine.children, which do not ask: tests/engine/test_transitions.py holds them to
+the table.
 """
 
 from __future__ import annotations
