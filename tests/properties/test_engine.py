@@ -102,6 +102,7 @@ class Machine(RuleBasedStateMachine):
         data=OUTPUTS,
         again=st.lists(st.tuples(SERVERS, st.booleans()), max_size=2),
         outputs=st.lists(OUTPUTS, max_size=3),
+        then=st.sampled_from([None, Fail("PERMANENT")]),
     )
     def begin(
         self,
@@ -111,6 +112,7 @@ class Machine(RuleBasedStateMachine):
         data: Any,
         again: list[tuple[int, bool]],
         outputs: list[Any],
+        then: Outcome | None,
     ) -> None:
         for server, manifest in zip(itertools.cycle((first, 1 - first)), self.manifests, strict=False):
             self.do(self.scene.register(server, manifest))
@@ -120,9 +122,10 @@ class Machine(RuleBasedStateMachine):
         for worker, capacity in enumerate(room):
             self.do(self.scene.set_capacity(worker, capacity))
         self.do(self.scene.start(first, self.manifests[kind % len(self.manifests)]["id"], data))
-        for output in outputs:
+        # Runs that have come some way, and half of them are about to be undone: there the random operations begin.
+        for outcome in [*map(Complete, outputs), *([then] if then else [])]:
             if (lease := self.lease(0, first)) is not None:
-                self.do(self.scene.report(lease, Complete(output), lease.worker))
+                self.do(self.scene.report(lease, outcome, lease.worker))
 
     @rule(
         server=SERVERS,
