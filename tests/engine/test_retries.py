@@ -21,9 +21,10 @@ from tests.engine.flows import (
     step,
     workflow,
 )
-from tests.engine.rows import count
+from tests.engine.rows import count, execute, fetch
 from tests.fixtures.raw_worker import ALREADY_DONE, LEASE_LOST, OK, seconds
 from tests.fixtures.refusals import refused
+from tests.fixtures.waiting import eventually
 
 PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
 
@@ -357,3 +358,91 @@ async def test_a_retried_run_can_be_paused_cancelled_and_waited_for_as_any_other
     await scene.call("Cancel", run_id)
     assert (await scene.worker.complete(task)).outcome == OK
     await scene.failure(run_id, "CANCELLED")
+
+
+# Children
+
+
+async def test_a_child_that_was_cancelled_with_its_parent_is_started_anew(scene: Scene) -> None:
+    """Row 45 of the field's failures: one more child, by one more event; the old one is never heard of again."""
+    await scene.api.register(workflow(step("b"), workflow_id="child"))
+    run_id = await scene.run({"id": "both", "parallel": [[step("a")], [{"id": "sub", "workflow": "child"}]]})
+    a, b = await scene.tasks("a", "b")
+    await scene.fail(a)
+    await scene.until(b.task.run_id, "ENDING")
+    await scene.complete(b)
+    await scene.failure(b.task.run_id, "CANCELLED")
+    await scene.failure(run_id)
+    await scene.call("Retry", run_id)
+    again_a, again_b = await scene.tasks("a", "b")
+    assert again_b.task.run_id != b.task.run_id
+    await scene.complete(again_a, 1)
+    await scene.complete(again_b, 2)
+    assert await scene.output(run_id) == {"a": 1, "sub": 2}
+    assert len(await scene.events(run_id, "child_scheduled")) == 2
+
+
+async def test_a_child_that_completed_while_its_parent_ended_is_not_run_again(scene: Scene) -> None:
+    """I5, of children: one that its parent terminates may have completed before it hears of that."""
+    await scene.api.register(workflow(step("b"), {"id": "nap", "sleep": "1ms"}, workflow_id="child"))
+    node = {"id": "sub", "workflow": "child", "on_parent_end": "abandon"}
+    run_id = await scene.run({"id": "both", "parallel": [[step("a")], [node]]})
+    a, b = await scene.tasks("a", "b")
+    await scene.complete(b, 2)
+    await scene.until(b.task.run_id, "COMPLETED")
+
+    async def heard() -> bool:
+        return "child_ended" in await scene.kinds(run_id)
+
+    await eventually(heard)
+    await scene.fail(a)
+    await scene.failure(run_id)
+    await scene.call("Retry", run_id)
+    await scene.do("a", output=1)
+    assert await scene.output(run_id) == {"a": 1, "sub": 2}
+    assert len(await scene.events(run_id, "child_scheduled")) == 1
+
+
+@pytest.mark.parametrize("when", ["before", "after", "failed before", "gone"])
+async def test_a_retry_takes_up_the_child_that_was_left_alone(scene: Scene, when: str) -> None:
+    """It waits for it again, or finds what has become of it; one that is not kept any more is started anew."""
+    await scene.api.register(workflow(step("b"), workflow_id="child"))
+    node = {"id": "sub", "workflow": "child", "on_parent_end": "abandon"}
+    run_id = await scene.run({"id": "both", "parallel": [[step("a")], [node]]})
+    a, b = await scene.tasks("a", "b")
+    await scene.fail(a)
+    await scene.failure(run_id)
+    if when == "before":
+        await scene.complete(b, 2)
+        await scene.output(b.task.run_id)
+    elif when == "failed before":
+        await scene.fail(b, code="SAD")
+        await scene.failure(b.task.run_id)
+    elif when == "gone":
+        await scene.call("Terminate", b.task.run_id)
+        await execute(scene.dsn, "delete from run where run_id = %s", [b.task.run_id])
+    await scene.call("Retry", run_id)
+    if when == "after":
+        await scene.complete(b, 2)
+    await scene.complete(await scene.task("a"), 1)
+    if when == "gone":
+        await scene.do("b", output=2)
+    if when == "failed before":
+        failure = await scene.failure(run_id)
+        assert failure.code == "CHILD_FAILED"
+        assert "SAD" in failure.message
+    else:
+        assert await scene.output(run_id) == {"a": 1, "sub": 2}
+    assert len(await scene.events(run_id, "child_scheduled")) == (2 if when == "gone" else 1)
+
+
+async def test_the_history_of_a_retried_run_says_where_its_timeouts_belong(scene: Scene) -> None:
+    each = {"id": "each", "map": {"over": "", "do": [step("a", total_timeout="1h")]}}
+    run_id = await scene.run(each, data=[0, 1])
+    for task in await scene.worker.tasks(2):
+        await scene.fail(task)
+    await scene.failure(run_id)
+    await scene.call("Retry", run_id)
+    await scene.worker.tasks(2)
+    places = await fetch(scene.dsn, "select place->>'item' from timer where place->>'scope' <> '0' order by 1")
+    assert places == [("0",), ("1",)]
