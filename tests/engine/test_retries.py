@@ -424,10 +424,13 @@ async def test_a_retry_takes_up_the_child_that_was_left_alone(scene: Scene, when
     await scene.call("Retry", run_id)
     if when == "after":
         await scene.complete(b, 2)
-    await scene.complete(await scene.task("a"), 1)
     if when == "gone":
-        await scene.do("b", output=2)
-    if when == "failed before":
+        again_a, again_b = await scene.tasks("a", "b")
+        await scene.complete(again_a, 1)
+        await scene.complete(again_b, 2)
+    elif when != "failed before":
+        await scene.do("a", output=1)
+    if when == "failed before":  # and so the run fails again at once
         failure = await scene.failure(run_id)
         assert failure.code == "CHILD_FAILED"
         assert "SAD" in failure.message
