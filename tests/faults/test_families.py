@@ -1,0 +1,255 @@
+"""Parents and children stay together whatever dies: each child is created once and heard of once, and none runs for a
+parent that is ending (rows 45 and 53 of the field's failures).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from fencepost.v1 import run_pb2
+from fencepost.v1 import worker_service_pb2 as pb
+from tests.engine.flows import PERMANENT, Scene, state_of, step, workflow
+from tests.faults.crashing import SETTINGS
+from tests.faults.scene import QUICK, STAYING, asleep, count, fetch, until_count
+from tests.faults.scene import Scene as Stage
+from tests.fixtures.api import Api, kinds
+from tests.fixtures.databases import database_address, redirected
+from tests.fixtures.raw_worker import LEASE_LOST, OK, RawWorker
+from tests.fixtures.servers import StartServerProcess
+from tests.fixtures.waiting import eventually
+
+FAMILIES = 60
+NONCE = "the same process"
+KID = workflow(step("g"), workflow_id="kid")
+"""A child with one step."""
+
+
+def kid(node_id: str = "kid", **more: Any) -> dict[str, Any]:
+    """A node that starts a child."""
+    return {"id": node_id, "workflow": "kid", **more}
+
+
+async def family(api: Api, parent_id: str) -> list[run_pb2.Run]:
+    """The children of a run, the newest first."""
+    return await api.list_all(parent_run_id=parent_id)
+
+
+async def open_scene(stage: Stage, **settings: Any) -> Scene:
+    """A server in the test's loop, and a worker of steps and children."""
+    server = await stage.serve(**{**SETTINGS, **settings})
+    worker = await stage.raw(server.grpc_address, handlers=["a", "b", "c", "d", "g", "undo-a"], capacity=100)
+    scene = Scene(server, stage.api(server.grpc_address), worker, stage.dsn)
+    await scene.api.register(KID)
+    return scene
+
+
+async def work_off(worker: RawWorker) -> None:
+    """Complete whatever comes, in any order, until cancelled."""
+    while True:
+        task = await worker.task(60)
+        await worker.complete(task, json.dumps(task.handler))
+
+
+# Servers that die
+
+
+@pytest.mark.parametrize(
+    ("pattern", "when"),
+    [
+        (b"insert into message", "the child is scheduled"),
+        (b"insert into run (run_id", "the child is started"),
+        (b"delete from task", "the child has ended"),
+        (b"delete from child", "the parent is told"),
+    ],
+    ids=["scheduled", "started", "ended", "told"],
+)
+async def test_a_server_that_is_killed_as_it_commits_leaves_no_family_apart(
+    scene: Stage, server_process: StartServerProcess, pattern: bytes, when: str
+) -> None:
+    """kill -9 right after the commit, before anybody hears of it; another server goes on with what is in the tables."""
+    database = scene.proxy(database_address(scene.dsn))
+    doomed = server_process(redirected(scene.dsn, database.address), lanes=1, prepared="off", **STAYING)
+    api = scene.api(doomed.grpc_address)
+    await api.register(KID)
+    await api.register(workflow(step("a"), kid(), step("b")))
+    worker = await scene.raw(doomed.grpc_address, handlers=["a", "b", "g"], process_nonce=NONCE)
+    parent = (await api.start()).run_id
+    a = await worker.task()
+    if when == "the child has ended":
+        await worker.complete(a, "1")
+        task = await worker.task()
+    else:
+        task = a
+    database.break_on(b"commit\0", "up", "blackhole", after=pattern, forward=True)
+    telling = asyncio.create_task(_go_on(worker, task))
+    await eventually(lambda: database.breaks, 10, what=when)
+    await asyncio.to_thread(doomed.kill)
+    telling.cancel()
+    await asyncio.gather(telling, return_exceptions=True)
+    held = list(worker.held.values())
+    await worker.drop()
+
+    other = await scene.serve(**SETTINGS)
+    api = scene.api(other.grpc_address)
+    again = await scene.raw(
+        other.grpc_address, handlers=["a", "b", "g"], process_nonce=NONCE, previous_session_ids=worker.sessions,
+        held=held,
+    )  # fmt: skip
+    await again.complete_all([(ref, "1") for ref in held])
+    working = asyncio.create_task(work_off(again))
+    assert state_of(await api.wait(parent, 15)) == "COMPLETED"
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+    [child] = await family(api, parent)
+    assert kinds(await api.history(child.run_id)) == [
+        "run_started",
+        "step_scheduled",
+        "step_completed",
+        "run_completed",
+    ]
+    told = Counter(kinds(await api.history(parent)))
+    assert (told["child_scheduled"], told["child_ended"]) == (1, 1)
+    assert await count(scene.dsn, "message") == await count(scene.dsn, "child") == 0
+
+
+async def _go_on(worker: RawWorker, task: pb.Task) -> None:
+    await worker.complete(task, "1")
+    await work_off(worker)
+
+
+async def test_families_outlive_servers_that_are_killed_again_and_again(
+    scene: Stage, server_process: StartServerProcess
+) -> None:
+    """Whatever the servers were doing: every parent learns of its child, and no child is there twice."""
+    steady = await scene.serve(**SETTINGS)
+    doomed = server_process(scene.dsn, **QUICK)
+    api = scene.api(steady.grpc_address)
+    await api.register(KID)
+    await api.register(workflow(step("a"), kid("one"), kid("two"), step("b")))
+    worker = await scene.raw(steady.grpc_address, handlers=["a", "b", "g"], capacity=FAMILIES)
+    results = await api.start_many([api.start_request() for _ in range(FAMILIES)])
+    working = asyncio.create_task(work_off(worker))
+    for share in (1, 2, 3):
+        await until_count(scene.dsn, "run where parent_run_id is not null", FAMILIES * share // 2, 20, more=True)
+        await asyncio.to_thread(doomed.kill)
+        doomed.start()
+        await asyncio.to_thread(doomed.wait_serving)
+    for result in results:
+        assert state_of(await api.wait(result.started.run_id, 20)) == "COMPLETED"
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+    for result in results:
+        told = Counter(kinds(await api.history(result.started.run_id)))
+        assert (told["child_scheduled"], told["child_ended"]) == (2, 2)
+    assert await count(scene.dsn, "run where parent_run_id is not null") == 2 * FAMILIES
+    assert await count(scene.dsn, "message") == 0
+
+
+async def test_two_servers_that_deliver_the_same_messages_at_once_apply_each_once(scene: Stage) -> None:
+    here, there = await open_scene(scene), await scene.serve(**SETTINGS)
+    outboxes = [server.app.engine.outbox for server in (here.server, there)]
+    await here.api.register(workflow(kid("one"), kid("two")))
+
+    async def deliver_together(n: int, message: int) -> None:
+        for outbox in outboxes:
+            outbox.wake()
+        await until_count(scene.dsn, "message", 0)
+
+    async with asleep(outboxes[0].loop), asleep(outboxes[1].loop):
+        results = await here.api.start_many([here.api.start_request() for _ in range(FAMILIES)])
+        await until_count(scene.dsn, "message", FAMILIES)
+    await deliver_together(FAMILIES, 1)
+    for _ in range(2):
+        tasks = await here.worker.tasks(FAMILIES, 15)
+        async with asleep(outboxes[0].loop), asleep(outboxes[1].loop):
+            await here.worker.complete_all([(task, "1") for task in tasks])
+            await until_count(scene.dsn, "message", FAMILIES)
+        await deliver_together(FAMILIES, 4)
+    for result in results:
+        assert state_of(await here.api.wait(result.started.run_id)) == "COMPLETED"
+        told = Counter(kinds(await here.api.history(result.started.run_id)))
+        assert (told["child_scheduled"], told["child_ended"]) == (2, 2)
+    assert await count(scene.dsn, "run where parent_run_id is not null") == 2 * FAMILIES
+
+
+@pytest.mark.parametrize("how", ["Cancel", "Terminate"])
+@pytest.mark.parametrize("policy", ["cancel", "terminate", "abandon"])
+async def test_a_child_whose_parent_ended_before_it_was_started_never_runs(scene: Stage, how: str, policy: str) -> None:
+    """The start is on its way when the parent ends, whatever was to become of a child that runs."""
+    s = await open_scene(scene)
+    async with asleep(s.server.app.engine.outbox.loop):
+        run_id = await s.run(step("a", undo=True), kid(on_parent_end=policy), step("b"))
+        await s.do("a")
+        await until_count(scene.dsn, "message", 1)
+        await s.call(how, run_id)
+    if how == "Cancel":
+        await s.do("undo-a")
+    ended = "CANCELLED" if how == "Cancel" else "TERMINATED"
+    assert state_of(await s.api.wait(run_id)) == ended
+    await until_count(scene.dsn, "message", 0)
+    assert await family(s.api, run_id) == []
+    await s.no_task()
+
+
+# Retries of the parent
+
+PARENT = (
+    {"id": "both", "parallel": [[kid("one")], [step("a")], [step("x") | {"step": "d"}]]},
+    kid("two"),
+    step("b"),
+)
+"""Beside a child and a step there is the step x, which can fail while the others are anywhere."""
+
+
+async def _to_the_end(s: Scene, run_id: str, victim: str, after: int) -> None:
+    """Let the parent and its children go on, one report after the other. After so many reports the victim fails for
+    good, and once everything has ended with it the parent is retried.
+    """
+    held: pb.Task | None = None
+    reported, failed = 0, False
+    while state_of(await s.api.get(run_id)) != "COMPLETED":
+        task = await _arrived(s)
+        if task is not None and task.node_id == victim and not failed:
+            held = task
+        elif task is not None:
+            result = await s.worker.complete(task, json.dumps(task.handler))
+            assert result.outcome in (OK, LEASE_LOST), result  # it can have been stopped before it was read
+            reported += result.outcome == OK
+        if held is not None and reported >= after:
+            await s.fail(held, PERMANENT)
+            assert state_of(await s.api.wait(run_id)) == "FAILED"
+            answers = [await s.call("Retry", run_id, request_id="again") for _ in range(2)]
+            assert answers[0] == answers[1]
+            held, failed = None, True
+
+
+async def _arrived(s: Scene) -> pb.Task | None:
+    try:
+        return await s.worker.task(0.1)
+    except (AssertionError, TimeoutError):
+        return None
+
+
+@pytest.mark.parametrize(("victim", "after"), [("x", 0), ("x", 1), ("x", 2), ("b", 4)])
+async def test_a_parent_that_is_retried_creates_each_child_once(scene: Stage, victim: str, after: int) -> None:
+    """A child that completed is never run again; one that was stopped with its parent is, by an event of its own."""
+    s = await open_scene(scene, cancel_grace=0.0)
+    run_id = await s.run(*PARENT)
+    await asyncio.wait_for(_to_the_end(s, run_id, victim, after), 30)
+    events = await s.api.history(run_id)
+    assert "run_retried" in kinds(events)
+    scheduled = [event.child_scheduled for event in events if event.HasField("child_scheduled")]
+    children = {child.run_id: state_of(child) for child in await family(s.api, run_id)}
+    assert set(children) <= {event.child_run_id for event in scheduled}
+    assert len({event.child_run_id for event in scheduled}) == len(scheduled)
+    completed = [event.node_id for event in scheduled if children.get(event.child_run_id) == "COMPLETED"]
+    assert sorted(completed) == ["one", "two"]
+    ended = [event.child_ended.child_seq for event in events if event.HasField("child_ended")]
+    assert sorted(ended) == [event.seq for event in events if event.HasField("child_scheduled")]
+    rows = await fetch(s.dsn, "select count(*) as n from run where parent_run_id is not null")
+    assert rows[0]["n"] == len(children)
