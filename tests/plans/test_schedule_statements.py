@@ -15,7 +15,7 @@ import pytest
 from fencepost_server.store import arrays
 from fencepost_server.store.arrays import Ints, Texts, Times, Uuids
 from fencepost_server.store.queries import query, statements
-from tests.plans.test_hot_statements import walk
+from tests.plans.rows import walk
 
 BUILD = """
 insert into run (run_id, namespace, workflow_id, definition_hash, user_id, request_key, priority, state, node_index,
