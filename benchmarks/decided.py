@@ -19,7 +19,7 @@ from fencepost_server.config import Config
 from fencepost_server.domain.graph import Graph, compile_graph
 from fencepost_server.domain.model import Outcome, Payload, RunRow, TaskRow, next_token
 from fencepost_server.engine.changes import Changes, EventRow, Limits, NewTask, TaskKey
-from fencepost_server.engine.context import Environment
+from fencepost_server.engine.context import Environment, UndoOrders
 from fencepost_server.engine.fold import Fold, Folding
 from fencepost_server.engine.operations import Report, ReportKind, Start, WorkerSession
 from fencepost_server.engine.starting import new_run_id
@@ -134,6 +134,6 @@ def _fold(config: Config, graph: Graph, now: datetime, runs: dict[str, RunRow], 
         config.cancel_grace,
     )
     environment = Environment(
-        now, _EPOCH, now, limits, lambda: 0.5, lambda _report, _run, _queue, _handler: 1, Changes(now)
+        now, _EPOCH, now, limits, lambda: 0.5, lambda _report, _run, _queue, _handler: 1, Changes(now), UndoOrders()
     )
     return Fold(environment, runs, tasks, {}, {graph.hash: graph})

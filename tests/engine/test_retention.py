@@ -36,7 +36,7 @@ VALUES = {
     "bytea": "'\\x00'",
     "json": "'{}'",
     "boolean": "false",
-    "timestamp with time zone": "now()",
+    "timestamp with time zone": "now() + interval '1 day'",  # a timer that is due would fire
 }
 
 

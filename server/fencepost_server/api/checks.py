@@ -101,7 +101,9 @@ class Checks:
     def seconds(self, value: Duration, path: str, high: float, low: float = 0) -> float:
         """A duration in seconds."""
         seconds: float = value.seconds + value.nanos / 1e9
-        if not low <= seconds <= high:
+        if not -1_000_000_000 < value.nanos < 1_000_000_000:
+            self.note(path, "nanos must be below 1,000,000,000")
+        elif not low <= seconds <= high:
             self.note(path, f"must be between {low:g} and {high:.15g} s")
         return seconds
 

@@ -219,7 +219,7 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
         namespace = checks.namespace(request.namespace)
         run_id = checks.run_id(request.run_id)
         if not 0 <= request.after_seq < 1 << 62:
-            checks.note("after_seq", "must not be negative")
+            checks.note("after_seq", "must be between 0 and 2^62")
         checks.done()
         async for page, record in reading.watch(self._engine, namespace, run_id, request.after_seq, _PAGE_BYTES):
             yield pb.WatchRunResponse(event=event(record, page.graph, page.run))

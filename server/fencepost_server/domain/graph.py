@@ -83,6 +83,8 @@ class Graph:
     by_id: dict[str, int] = field(hash=False)
     signal_checks: dict[str, tuple[CompiledSchema, ...]] = field(hash=False)
     """What the payload of a signal of that name has to satisfy."""
+    output_checks: tuple[CompiledSchema, ...] = ()
+    """What the output of the workflow has to satisfy, where no step makes it that could be told."""
     broken: str = ""
     """Why nothing can be decided with it: its manifest is gone, or this release can't read it."""
 
@@ -137,12 +139,21 @@ def compile_manifest(manifest: Manifest) -> Graph:
         all(_plain(place.node) for place in flat),
         by_id,
         {name: _compiled(*schemas) for name, schemas in signals.items()},
+        _output_checks(manifest),
     )
+
+
+def _output_checks(manifest: Manifest) -> tuple[CompiledSchema, ...]:
+    """A step and a child are checked when they end. The output of a map is not: where it is only a count, no schema
+    foresees it.
+    """
+    last = manifest.nodes[-1]
+    return () if isinstance(last, StepNode | ChildNode | MapNode) else _compiled(manifest.output_schema)
 
 
 def broken_graph(hash_: bytes, why: str) -> Graph:
     """What stands for a definition that can't be had."""
-    return Graph(None, hash_, (), (), False, {}, {}, why)
+    return Graph(None, hash_, (), (), False, {}, {}, broken=why)
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 
 from fencepost_server.domain.json_pointer import MISSING, follow, parse_pointer
 from fencepost_server.domain.jsontext import MAX_DEPTH
@@ -24,6 +25,8 @@ FROM = "$from"
 
 MAX_REFERENCES = 1_000
 """Objects with `$from` in one template."""
+_MOST_IN_DIGITS = 10**21
+"""Larger ones stay as they are spelled."""
 MAX_BUILT_CHARS = 64 << 20
 """A value is not built if it would have more characters, at the least, than this as JSON text: the same large
 value may be taken many times, and what is small as a template and in memory would not be as text."""
@@ -93,7 +96,20 @@ def parse_mapping(template: object) -> InputMapping:
         faults.append(Violation("", f"has {len(found)} references; at most {MAX_REFERENCES} are accepted"))
     if faults:
         raise MappingInvalid(tuple(faults))
-    return InputMapping(template, frozenset(reference.source for reference in found))
+    return InputMapping(_in_digits(template), frozenset(reference.source for reference in found))
+
+
+def _in_digits(template: object) -> object:
+    """The same template with whole numbers as integers: a canonical manifest spells 1000 as 1e3, and who reads the
+    input that is built expects what was written.
+    """
+    if isinstance(template, dict):
+        return {key: _in_digits(value) for key, value in template.items()}
+    if isinstance(template, list):
+        return [_in_digits(value) for value in template]
+    if isinstance(template, float | Decimal) and abs(template) < _MOST_IN_DIGITS and template == int(template):
+        return int(template)
+    return template
 
 
 def _references(template: object, place: str, faults: list[Violation]) -> Iterator[Reference]:

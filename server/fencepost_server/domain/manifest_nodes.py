@@ -261,6 +261,8 @@ def _read_undo(node: ObjectReader, queue: str) -> Undo | None:
         retry=_read_retry(reader),
         unfinished=reader.boolean("undo_unfinished"),
     )
+    if undo.unfinished and "workflow" in node:
+        reader.fault("undo_unfinished", "is for steps: a child run that does not complete undoes its own steps")
     reader.finish()
     node.canonical["undo"] = reader.canonical
     return undo

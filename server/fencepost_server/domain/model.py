@@ -95,6 +95,7 @@ class TimerKind(IntEnum):
     TOTAL_TIMEOUT = 4
     RUN_TIMEOUT = 5
     START_DELAY = 6
+    PUT_OFF = 7  # no event: what was too much for one batch goes on in the next
 
 
 class FailureKind(IntEnum):

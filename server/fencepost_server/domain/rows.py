@@ -7,7 +7,7 @@ is where in a run something happens: in which scope (0: the top sequence) and wh
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -87,6 +87,8 @@ class TaskExtra:
     unfinished: bool = False
     step: int = 0
     """Of an UNDO: the task of the step that is undone; 0 for a child."""
+    acted: bool = False
+    """An attempt was made before an operator's retry, from which attempts count anew."""
 
     @property
     def place(self) -> Place:
@@ -95,7 +97,7 @@ class TaskExtra:
 
     def to_json(self) -> str | None:
         """As stored: None if there is nothing special."""
-        if self.kind is TaskKind.STEP and not self.scope:
+        if self is PLAIN:
             return None
         value = {key: value for key, value in asdict(self).items() if value != _PLAIN[key]}
         return json.dumps(value) if value else None
@@ -188,4 +190,7 @@ def restarted_task(value: dict[str, Any], now: datetime) -> TaskRow:
     """A task of ``stopped_task``, ready again with fresh attempts. Its token goes on (I3)."""
     fresh = {"attempt": 0, "operational_failures": 0, "corrective_failures": 0, "redeliveries": 0}
     leases = {"lease_session": None, "lease_expires_at": None, "attempt_deadline_at": None}
-    return TaskRow(**{**value, **fresh, **leases, "visible_at": now, "resume_at": None})
+    task = TaskRow(**{**value, **fresh, **leases, "visible_at": now, "resume_at": None})
+    if value["attempt"] > 0:
+        task.extra = replace(TaskExtra.from_json(task.extra), acted=True).to_json()
+    return task

@@ -97,6 +97,6 @@ decided what it ends as: cancel and timeouts change nothing, a signal is only re
 
 def verdict(state: RunState, event: RunEvent, *, undo_failed: bool = False) -> Verdict:
     """What an event does to a run in a state. ``undo_failed``: it is BLOCKED by an undo."""
-    if undo_failed and event not in (_E.RETRY, _E.TERMINATE, _E.UNDO_COMPLETED, _E.UNDO_FAILED):
+    if undo_failed and state is _S.BLOCKED and event not in (_E.RETRY, _E.TERMINATE, _E.UNDO_COMPLETED, _E.UNDO_FAILED):
         return TABLE[event][_S.UNDOING] if event is not _E.PAUSE else Verdict.REFUSE
     return TABLE[event][state]

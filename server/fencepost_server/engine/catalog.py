@@ -86,7 +86,7 @@ class Catalog:
         missing = wanted - set(found)
         if missing:
             for key, manifest in (await batch.read_definitions_for_starts(session, missing)).items():
-                found[key] = self._compiled(key[2], manifest)
+                found[key] = self._read(key[2], manifest)
                 self._registered[key] = None
                 if len(self._registered) > _CACHED:
                     self._registered.popitem(last=False)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import uuid
+from dataclasses import dataclass
 from typing import Any
 
 from fencepost_server.domain.graph import GraphNode
 from fencepost_server.domain.model import EventType, Failure, FailureKind, Payload, RunState
 from fencepost_server.domain.nodes import ChildNode
-from fencepost_server.domain.rows import Place
+from fencepost_server.domain.rows import ChildRow, Place
 from fencepost_server.domain.transitions import RunEvent, Verdict
 from fencepost_server.engine import ending, undoing
 from fencepost_server.engine.context import RunContext, Value, failure_json
@@ -78,48 +79,97 @@ async def told_to_end(ctx: RunContext, deliver: Deliver) -> None:
         await ending.begin(ctx, RunState.CANCELLED, Failure(FailureKind.PERMANENT, "RUN_CANCELLED", message))
 
 
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """How a child ended."""
+
+    run_id: str
+    state: RunState
+    output_seq: int | None
+    failure: Failure | None
+
+
 async def ended(ctx: RunContext, deliver: Deliver) -> None:
-    """A child of the run has ended."""
+    """A child of the run has ended. What a run that has ended itself had left alone, a retry looks up."""
     body = json.loads(deliver.body)
     rows = await ctx.read("child", ctx.run.run_id, body["parent_seq"])
-    if not rows or ctx.state.final:
-        return  # left alone when the run ended, or heard of before
-    seq, where = rows[0][1], json.loads(rows[0][3])
-    node = ctx.graph.nodes[where["node"]]
-    place, value = Place(where["scope"], where["item"]), Value(where["seq"], where["size"])
-    ctx.changes.rows.add("delete_child", ctx.run.run_id, seq)
+    if rows and not ctx.state.final and not (ctx.is_ending and _left_alone(ctx, ChildRow(*rows[0]))):
+        failure = None if body["failure"] is None else Failure.from_json(json.dumps(body["failure"]))
+        outcome = _Outcome(deliver.source_run, RunState(body["state"]), body["output_seq"], failure)
+        await _ended(ctx, ChildRow(*rows[0]), outcome)
+
+
+async def left_alone(ctx: RunContext) -> list[ChildRow]:
+    """The children that a run had when it failed and did not end with it."""
+    return [ChildRow(*row) for row in await ctx.read("children", ctx.run.run_id)]
+
+
+async def take_up(ctx: RunContext, left: list[ChildRow]) -> None:
+    """A run goes on after a failure: it waits again for the children that it had left alone, and hears of those that
+    have ended meanwhile. One that is not kept any more is started anew.
+    """
+    for child in left:
+        if ctx.is_ending:
+            return
+        found = await ctx.read("run_state", child.child_run_id)
+        if not found:
+            ctx.changes.rows.add("delete_child", child.run_id, child.seq)
+            index, place, value = _where(child)
+            ctx.enter(index, place, value)
+            continue
+        ctx.control.open_children += 1
+        state = RunState(found[0][0])
+        if state.final:
+            failure = None if found[0][5] is None else Failure.from_json(found[0][5])
+            await _ended(ctx, child, _Outcome(child.child_run_id, state, found[0][4], failure))
+
+
+def _left_alone(ctx: RunContext, child: ChildRow) -> bool:
+    """Nobody waits for such a child once its parent ends."""
+    node = ctx.graph.nodes[_where(child)[0]].node
+    return isinstance(node, ChildNode) and node.on_parent_end == "abandon"
+
+
+def _where(child: ChildRow) -> tuple[int, Place, Value]:
+    """The node that started a child, where, and with what."""
+    where = json.loads(child.place)
+    return where["node"], Place(where["scope"], where["item"]), Value(where["seq"], where["size"])
+
+
+async def _ended(ctx: RunContext, child: ChildRow, outcome: _Outcome) -> None:
+    index, place, value = _where(child)
+    node = ctx.graph.nodes[index]
+    ctx.changes.rows.add("delete_child", child.run_id, child.seq)
     ctx.control.open_children -= 1
     ctx.control.began = True
-    state = RunState(body["state"])
-    if state is RunState.COMPLETED:
-        await _completed(ctx, node, deliver, seq, body["output_seq"], place, value)
+    if outcome.state is RunState.COMPLETED and outcome.output_seq is not None:
+        await _completed(ctx, node, child, outcome.output_seq, place, value)
         return
-    cause = None if body["failure"] is None else Failure.from_json(json.dumps(body["failure"]))
+    cause = outcome.failure
     why = "" if cause is None else f": {cause.code}: {cause.message}"
     failure = Failure(
         FailureKind.PERMANENT if cause is None else cause.kind,
-        "CHILD_FAILED", f"child run {deliver.source_run} is {state.name}{why}", None, node.id,
+        "CHILD_FAILED", f"child run {outcome.run_id} is {outcome.state.name}{why}", None, node.id,
     )  # fmt: skip
-    _event(ctx, node, deliver, seq, state, place, failure=failure)
+    _event(ctx, node, child, outcome.state, place, failure=failure)
     if ctx.is_ending:
-        ending.stop_at(ctx, node.index, place, value, entering=True)
+        ending.stop_at(ctx, index, place, value, entering=True)
         await ending.go_on(ctx)
     else:
-        await ending.begin(ctx, RunState.FAILED, failure, stopped=(node.index, place, value))
+        await ending.begin(ctx, RunState.FAILED, failure, stopped=(True, index, place, value))
 
 
 async def _completed(
-    ctx: RunContext, node: GraphNode, deliver: Deliver, seq: int, output_seq: int, place: Place, value: Value
+    ctx: RunContext, node: GraphNode, child: ChildRow, output_seq: int, place: Place, value: Value
 ) -> None:
-    payload = await ctx.payload_of(deliver.source_run, output_seq)
+    payload = await ctx.payload_of(child.child_run_id, output_seq)
     faults = [] if payload.binary is not None else node.violations(await ctx.json(Value(0, 0, payload)))
+    ended_seq = _event(ctx, node, child, RunState.COMPLETED, place, payload=payload)
     if faults:
         told = "; ".join(f"{fault.path or 'output'}: {fault.message}" for fault in faults[:10])
-        message = f"the output of child run {deliver.source_run} breaks the schema of node {node.id}: {told}"
-        _event(ctx, node, deliver, seq, RunState.COMPLETED, place, payload=payload)
+        message = f"the output of child run {child.child_run_id} breaks the schema of node {node.id}: {told}"
         await ending.fail_node(ctx, node, place, value, "OUTPUT_SCHEMA_MISMATCH", message)
         return
-    ended_seq = _event(ctx, node, deliver, seq, RunState.COMPLETED, place, payload=payload)
     if node.undo is not None:
         undoing.remember_child(ctx, node, ended_seq, place, value)
     output = Value(ended_seq, payload.size, payload)
@@ -133,17 +183,16 @@ async def _completed(
 def _event(
     ctx: RunContext,
     node: GraphNode,
-    deliver: Deliver,
-    seq: int,
+    child: ChildRow,
     state: RunState,
     place: Place,
     *,
     payload: Payload | None = None,
     failure: Failure | None = None,
 ) -> int:
-    detail: dict[str, Any] = {"child": deliver.source_run, "state": int(state)}
+    detail: dict[str, Any] = {"child": child.child_run_id, "state": int(state)}
     if failure is not None:
         detail["failure"] = failure_json(failure)
     return ctx.event(
-        EventType.CHILD_ENDED, node_index=node.index, task_id=seq, payload=payload, detail=detail, place=place
+        EventType.CHILD_ENDED, node_index=node.index, task_id=child.seq, payload=payload, detail=detail, place=place
     )

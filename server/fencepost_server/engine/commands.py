@@ -21,9 +21,9 @@ from fencepost_server.domain.errors import (
 from fencepost_server.domain.jsontext import fingerprint, parse
 from fencepost_server.domain.model import EventType, Failure, FailureKind, RunState, TaskRow, TimerKind
 from fencepost_server.domain.nodes import StepNode
-from fencepost_server.domain.rows import TOP, Place, TimerRow, restarted_task
+from fencepost_server.domain.rows import TOP, Place, TaskExtra, TimerRow, restarted_task
 from fencepost_server.domain.transitions import RunEvent, Verdict
-from fencepost_server.engine import ending, flow, offering, steps, undoing
+from fencepost_server.engine import children, ending, flow, offering, steps, undoing
 from fencepost_server.engine.changes import Ready
 from fencepost_server.engine.context import Rows, RunContext, Value
 from fencepost_server.engine.operations import Command, Commanded, CommandKind, Fire
@@ -60,7 +60,8 @@ async def command(ctx: RunContext, command: Command) -> Commanded | FencepostErr
     if isinstance(answer, FencepostError):
         return answer
     answer = Commanded(ctx.state, 0 if answer is None else answer.seq)
-    if command.request_id:
+    # What changes nothing is repeatable by itself: only a caller's own id may have to recall it after a later change.
+    if command.request_id and (verdict is not Verdict.KEEP or not command.request_id.startswith("~")):
         remembered = json.dumps({"state": int(answer.state), "seq": answer.seq})
         row = (ctx.run.run_id, command.request_id, command.fingerprint, remembered)
         ctx.changes.rows.add("insert_request", *row)
@@ -121,18 +122,19 @@ async def _signal(ctx: RunContext, command: Command) -> Commanded | FencepostErr
         if faults:
             message = f"the payload breaks the schema of signal {command.name!r}"
             return InputSchemaMismatch(message, violations=faults)
-    if control.signals >= ctx.env.limits.max_pending_signals:
+    waits: Rows = []
+    if control.open_waits and not control.paused and not ctx.is_ending:
+        waits = await ctx.read("wait", run.run_id, command.name)
+    if not waits and control.signals >= ctx.env.limits.max_pending_signals:
         return TooManySignals(f"the run holds {control.signals} signals already")
     detail = {"name": command.name}
     if command.request_id and not command.request_id.startswith("~"):
         detail["request_id"] = command.request_id
     seq = ctx.event(EventType.SIGNAL_RECEIVED, payload=payload, detail=detail)
-    if control.open_waits and not control.paused and not ctx.is_ending:
-        rows = await ctx.read("wait", run.run_id, command.name)
-        if rows:
-            _run_id, wait_seq, name, where = rows[0]
-            flow.take_signal(ctx, wait_seq, name, where, seq, payload.size)
-            return Commanded(ctx.state, seq)
+    if waits:
+        _run_id, wait_seq, name, where = waits[0]
+        flow.take_signal(ctx, wait_seq, name, where, seq, payload.size)
+        return Commanded(ctx.state, seq)
     control.signals += 1
     control.extras = True
     ctx.changes.rows.add("insert_signal", run.run_id, seq, command.name, payload.size)
@@ -148,9 +150,11 @@ async def _resume(ctx: RunContext, command: Command) -> None:
     await _take_signals(ctx)
     if control.extras:
         for row in await ctx.read("fired_timers", ctx.run.run_id):
-            if ctx.is_ending:
+            if ctx.is_ending or ctx.state.final:  # what is left stays where it is, for a retry
                 break
-            await _due(ctx, TimerRow(*row), recorded=True)
+            timer = TimerRow(*row)
+            ctx.changes.rows.add("delete_timer", timer.run_id, timer.seq, timer.kind)
+            await _due(ctx, timer)
             await flow.pump(ctx)
 
 
@@ -160,10 +164,10 @@ def _hint(ctx: RunContext, places: Rows) -> None:
         ctx.changes.ready.append(Ready(namespace, queue, handler, priority, delay))
 
 
-async def _take_signals(ctx: RunContext) -> None:
-    """Waits and signals that met while nothing could act."""
+async def _take_signals(ctx: RunContext, *, pump: bool = True) -> None:
+    """Waits and signals that met while nothing could act; then, with ``pump``, what follows from that."""
     control = ctx.control
-    while control.signals and control.open_waits and not ctx.is_ending:
+    while control.signals and control.open_waits and not ctx.is_ending and not ctx.state.final:
         rows = await ctx.read("matches", ctx.run.run_id)
         if not rows:
             return
@@ -171,7 +175,8 @@ async def _take_signals(ctx: RunContext) -> None:
             ctx.changes.rows.add("delete_signal", ctx.run.run_id, signal_seq, name)
             control.signals -= 1
             flow.take_signal(ctx, wait_seq, name, where, signal_seq, size)
-        await flow.pump(ctx)
+        if pump:
+            await flow.pump(ctx)
 
 
 async def _retry(ctx: RunContext, command: Command) -> FencepostError | None:
@@ -234,9 +239,8 @@ async def _go_on_again(ctx: RunContext, reason: str) -> None:
     run.failure = run.ended_at = None
     run.state = RunState.RUNNING
     ctx.event(EventType.RUN_RETRIED, detail={"reason": reason})
-    stopped = [json.loads(row[0]) for row in await ctx.read("stopped", run.run_id)]
-    ctx.changes.rows.add("delete_stopped", run.run_id)
-    ctx.changes.rows.add("restart_timers", run.run_id)
+    stopped = [json.loads(row[0]) for row in await ctx.read("take_stopped", run.run_id)]
+    left = await children.left_alone(ctx)
     ctx.changes.timers.append(ctx.now)
     for what in stopped:
         if "task" in what:
@@ -245,8 +249,12 @@ async def _go_on_again(ctx: RunContext, reason: str) -> None:
             ((direction, (index, scope, item, seq, size)),) = what.items()
             go = ctx.enter if direction == "enter" else ctx.leave
             go(index, Place(scope, item), Value(seq, size))
+    # Before nodes are entered anew: waits that are older come first.
+    await _take_signals(ctx, pump=False)
     await flow.pump(ctx)
     await _take_signals(ctx)
+    await children.take_up(ctx, left)
+    await flow.pump(ctx)
 
 
 def _restart(ctx: RunContext, task: TaskRow) -> None:
@@ -258,7 +266,7 @@ def _restart(ctx: RunContext, task: TaskRow) -> None:
     )  # fmt: skip
     ctx.ready(task)
     node = ctx.graph.nodes[task.node_index]
-    steps.start_timeouts(ctx, node, task.task_id, TOP)
+    steps.start_timeouts(ctx, node, task.task_id, TaskExtra.from_json(task.extra).place)
 
 
 async def _remove(ctx: RunContext) -> None:
@@ -268,7 +276,7 @@ async def _remove(ctx: RunContext) -> None:
         return
     message = f"definition {ctx.run.definition_hash.hex()} of workflow {ctx.run.workflow_id!r} was removed"
     failure = Failure(FailureKind.PERMANENT, "DEFINITION_REMOVED", message)
-    await ending.begin(ctx, RunState.FAILED, failure, fence=True)
+    await ending.begin(ctx, RunState.FAILED, failure, fence=True, retryable=False)
 
 
 # Timers
@@ -283,11 +291,15 @@ async def fire(ctx: RunContext, fire: Fire) -> None:
     if timer.fire_at > ctx.now:
         return
     verdict = ctx.verdict(RunEvent.TIMER)
+    if timer.kind == TimerKind.PUT_OFF and verdict is Verdict.LATER:
+        verdict = Verdict.ACT  # of a paused run: what it begins waits there
     changes = ctx.changes.rows
     if verdict is Verdict.LATER:
-        changes.add("park_timer", timer.run_id, timer.seq, timer.kind)
-        if timer.kind not in (TimerKind.QUEUE_TIMEOUT, TimerKind.TOTAL_TIMEOUT):
+        recorded = timer.kind not in (TimerKind.QUEUE_TIMEOUT, TimerKind.TOTAL_TIMEOUT)
+        if recorded:
             _fired(ctx, timer)
+        place = json.dumps({**json.loads(timer.place), "fired": recorded})
+        changes.add("park_timer", timer.run_id, timer.seq, timer.kind, place)
         return
     changes.add("delete_timer", timer.run_id, timer.seq, timer.kind)
     if verdict is Verdict.ACT:
@@ -305,8 +317,8 @@ def _fired(ctx: RunContext, timer: TimerRow) -> None:
     )  # fmt: skip
 
 
-async def _due(ctx: RunContext, timer: TimerRow, *, recorded: bool = False) -> None:
-    """What a timer does. ``recorded``: that it fired is an event already."""
+async def _due(ctx: RunContext, timer: TimerRow) -> None:
+    """What a timer does. That one of a paused run fired is an event already."""
     where = json.loads(timer.place)
     node = ctx.graph.nodes[where["node"]]
     place, value = Place(where["scope"], where["item"]), Value(where["seq"], where["size"])
@@ -315,7 +327,12 @@ async def _due(ctx: RunContext, timer: TimerRow, *, recorded: bool = False) -> N
     if kind in (TimerKind.QUEUE_TIMEOUT, TimerKind.TOTAL_TIMEOUT):
         await _step_timed_out(ctx, timer, kind, where["task"])
         return
-    if not recorded:
+    if kind is TimerKind.PUT_OFF:
+        control.open_waits -= 1
+        go = ctx.enter if where["enter"] else ctx.leave
+        go(node.index, place, value)
+        return
+    if not where.get("fired"):
         _fired(ctx, timer)
     if kind is TimerKind.SLEEP:
         control.open_waits -= 1
@@ -334,7 +351,7 @@ async def _due(ctx: RunContext, timer: TimerRow, *, recorded: bool = False) -> N
     else:
         message = f"the run took longer than {where['ms'] / 1000:g} s"
         failure = Failure(FailureKind.PERMANENT, "RUN_TIMEOUT", message)
-        await ending.begin(ctx, RunState.FAILED, failure)
+        await ending.begin(ctx, RunState.FAILED, failure, retryable=False)
 
 
 async def _step_timed_out(ctx: RunContext, timer: TimerRow, kind: TimerKind, task_id: int) -> None:
@@ -342,7 +359,8 @@ async def _step_timed_out(ctx: RunContext, timer: TimerRow, kind: TimerKind, tas
     if not rows:
         return
     task = TaskRow(*rows[0])
-    if kind is TimerKind.QUEUE_TIMEOUT and (task.attempt > 0 or task.lease_session is not None):
+    taken = task.attempt > 0 or task.lease_session is not None or TaskExtra.from_json(task.extra).acted
+    if kind is TimerKind.QUEUE_TIMEOUT and taken:
         return
     _fired(ctx, timer)
     step = ctx.graph.nodes[task.node_index].node

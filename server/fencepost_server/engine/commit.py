@@ -30,7 +30,7 @@ from fencepost_server.domain.model import Ended
 from fencepost_server.engine import births
 from fencepost_server.engine.catalog import Catalog
 from fencepost_server.engine.changes import Changes, Eager, Limits, Rows
-from fencepost_server.engine.context import Environment
+from fencepost_server.engine.context import Environment, UndoOrders
 from fencepost_server.engine.fold import Act, Fold, Folding
 from fencepost_server.engine.keys import REQUEST_ID, Keys, dedupe_key_of, has_keys, keys_of
 from fencepost_server.engine.operations import Deliver, Operation, Report, Start, Started
@@ -65,6 +65,7 @@ class Committer:
             config.max_pending_signals,
             config.cancel_grace,
         )
+        self._undo_orders = UndoOrders()
         self.after_commit: Callable[[], Awaitable[None]] | None = None
         """Called between commit and send, when set: where tests cut."""
 
@@ -107,7 +108,7 @@ class Committer:
         fold = Fold(
             Environment(
                 locked.clock.now, locked.clock.epoch, self._hold_until(locked.clock), self._limits, random.random,
-                self._eager, changes,
+                self._eager, changes, self._undo_orders,
             ),
             locked.runs, locked.tasks, await _read_outcomes(session, reports, locked), graphs,
         )  # fmt: skip
@@ -247,6 +248,8 @@ def _checked(start: Start, graphs: dict[tuple[str, str, bytes], Graph], locked: 
     if graph is None:
         wanted = (start.definition_hash or active).hex()
         return UnknownDefinition(f"workflow {start.workflow_id!r} has no definition {wanted}")
+    if graph.broken:
+        return UnknownDefinition(graph.broken)
     if start.input.binary is None and (faults := graph.input_violations(start.value)):
         return InputSchemaMismatch(f"the input breaks the schema of workflow {start.workflow_id!r}", violations=faults)
     return graph

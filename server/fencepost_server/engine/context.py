@@ -8,10 +8,11 @@ decided so far, so that what is read is always what has been decided.
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 from fencepost_server.domain.graph import Graph, Work
@@ -34,6 +35,7 @@ from fencepost_server.engine.operations import MessageKind, Report
 from fencepost_server.store.extras import Need
 
 Rows = list[tuple[Any, ...]]
+_UNDO_ORDERS = 2000
 
 
 class _Reading:
@@ -60,6 +62,32 @@ class Environment:
     random: Callable[[], float]
     eager: Eager
     changes: Changes
+    undo_orders: UndoOrders
+
+
+class UndoOrders:
+    """What comes after what in undo logs that were read, bounded.
+
+    While a run is undone nothing is added to its log, and it is worked off in order: what follows a step stays true,
+    whoever works it off. What is forgotten is read again.
+    """
+
+    def __init__(self) -> None:
+        self._after: OrderedDict[tuple[str, int], tuple[Any, ...]] = OrderedDict()
+
+    def keep(self, rows: Rows) -> None:
+        """Rows of the statement next_undo for one run: run_id and of_seq come first, and last their position: large
+        ones are left out, and what comes after what is not known there.
+        """
+        for row, following in pairwise(rows):
+            if following[-1] == row[-1] + 1:
+                self._after[row[0], row[1]] = following
+        while len(self._after) > _UNDO_ORDERS:
+            self._after.popitem(last=False)
+
+    def after(self, run_id: str, of_seq: int) -> tuple[Any, ...] | None:
+        """The row that follows; None if it is not known."""
+        return self._after.pop((run_id, of_seq), None)
 
 
 class Value:
@@ -84,8 +112,23 @@ class RunContext:
     """
 
     __slots__ = (
-        "_payloads", "_scopes", "_todo", "changes", "ended", "env", "graph", "now", "plain", "report",
-        "run", "tasks", "took_slot",
+        "_payloads",
+        "_recorded",
+        "_scopes",
+        "_sources",
+        "_todo",
+        "changes",
+        "ended",
+        "env",
+        "graph",
+        "next_undo",
+        "now",
+        "plain",
+        "report",
+        "run",
+        "tasks",
+        "took_slot",
+        "written",
     )  # fmt: skip
 
     def __init__(self, env: Environment, run: RunRow, graph: Graph) -> None:
@@ -100,11 +143,17 @@ class RunContext:
         """The report under way: its session may take the next step."""
         self.took_slot = False
         """The slot that the report freed is taken."""
+        self.next_undo: tuple[Any, ...] | None = None
+        """What is undone next, if it is known."""
         self._todo: deque[Activation] | None = None
         self.plain = None if run.control is None else Control.from_json(run.control)
         """The control of the run if it has any: a plain sequence has none."""
         self._scopes: dict[int, ScopeRow] | None = None
         self._payloads: dict[int, Payload] | None = None
+        self._sources: dict[int, object] | None = None
+        self._recorded: dict[tuple[int, int, int], int] | None = None
+        self.written = 0
+        """About the bytes of payloads that this batch has added to the history of the run."""
 
     # What is known
 
@@ -148,6 +197,7 @@ class RunContext:
             value.payload = self._payloads.get(value.seq)
         if value.payload is None:
             value.payload = await self.payload_of(self.run.run_id, value.seq)
+            self.keep(value.seq, value.payload)
         return value.payload
 
     async def payload_of(self, run_id: str, seq: int) -> Payload:
@@ -161,6 +211,26 @@ class RunContext:
         if payload.binary is not None:
             raise NotJson("the value is binary")
         return parse(payload.json or "null")
+
+    async def source(self, seq: int) -> object:
+        """The JSON in an event that several nodes may take from: read and parsed once a batch. As ``json``."""
+        if self._sources is None:
+            self._sources = {}
+        if seq not in self._sources:
+            self._sources[seq] = await self.json(Value(seq, 0))
+        return self._sources[seq]
+
+    async def recorded(self, scope: int, node: int, item: int) -> int | None:
+        """The event that holds the output of an earlier node."""
+        if self._recorded is None:
+            self._recorded = {}
+        key = (scope, node, item)
+        if key not in self._recorded:
+            rows = await self.read("recorded", self.run.run_id, *key)
+            if not rows:
+                return None
+            self._recorded[key] = rows[0][0]
+        return self._recorded[key]
 
     def keep(self, seq: int, payload: Payload) -> None:
         """Remember a payload for the rest of the batch."""
@@ -221,9 +291,10 @@ class RunContext:
         """What to enter or leave next; None: nothing."""
         return self._todo.popleft() if self._todo else None
 
-    def drop_activations(self) -> None:
-        """The run is over: nothing follows any more."""
-        self._todo = None
+    def take_activations(self) -> list[Activation]:
+        """All that was to be entered or left: nothing follows any more."""
+        taken, self._todo = list(self._todo or ()), None
+        return taken
 
     def start_timer(
         self, seq: int, kind: TimerKind, fire_at: datetime, index: int, place: Place, value: Value, **more: int
@@ -257,6 +328,8 @@ class RunContext:
         json_text, binary, metadata = (
             (None, None, None) if payload is None else (payload.json, payload.binary, payload.metadata)
         )
+        if payload is not None:
+            self.written += payload.size
         if place != TOP:
             detail = {**(detail or {}), "scope": place.scope, "item": place.item}
         self.changes.rows.events.append(

@@ -23,10 +23,8 @@ from fencepost_server.domain.model import (
 from fencepost_server.domain.nodes import ChildNode
 from fencepost_server.domain.rows import ChildRow, Control, Place, TaskExtra, stopped_task
 from fencepost_server.engine import undoing
-from fencepost_server.engine.context import RunContext, Value, failure_json
+from fencepost_server.engine.context import Activation, RunContext, Value, failure_json
 from fencepost_server.engine.operations import MessageKind
-
-_NOT_RETRYABLE = ("RUN_TIMEOUT", "DEFINITION_REMOVED")
 
 
 async def fail_node(ctx: RunContext, node: GraphNode, place: Place, value: Value, code: str, message: str) -> None:
@@ -34,10 +32,18 @@ async def fail_node(ctx: RunContext, node: GraphNode, place: Place, value: Value
     await fail_node_with(ctx, node, place, value, Failure(FailureKind.PERMANENT, code, message, None, node.id))
 
 
-async def fail_node_with(ctx: RunContext, node: GraphNode, place: Place, value: Value, failure: Failure) -> None:
-    """As ``fail_node``, with the whole failure."""
+async def fail_after(ctx: RunContext, node: GraphNode, place: Place, value: Value, code: str, message: str) -> None:
+    """A node has ended, and nothing can follow: a retry goes on behind it, and does not run it again (I5)."""
+    failure = Failure(FailureKind.PERMANENT, code, message, None, node.id)
+    await fail_node_with(ctx, node, place, value, failure, entering=False)
+
+
+async def fail_node_with(
+    ctx: RunContext, node: GraphNode, place: Place, value: Value, failure: Failure, *, entering: bool = True
+) -> None:
+    """As ``fail_node``, with the whole failure; ``entering``: whether a retry enters the node again."""
     ctx.event(EventType.NODE_FAILED, node_index=node.index, detail={"failure": failure_json(failure)}, place=place)
-    await begin(ctx, RunState.FAILED, failure, stopped=(node.index, place, value))
+    await begin(ctx, RunState.FAILED, failure, stopped=(entering, node.index, place, value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,26 +62,31 @@ async def begin(
     *,
     grace: float | None = None,
     fence: bool = False,
+    retryable: bool = True,
     over: Over | None = None,
-    stopped: tuple[int, Place, Value] | None = None,
+    stopped: Activation | None = None,
 ) -> None:
     """The run is to end as ``state``, unless it is ending already. Steps under way have a grace; with ``fence`` they
     lose their leases at once. ``over`` is the step and ``stopped`` the node that this comes from: a retry goes on
-    there.
+    there, unless ``retryable`` says that there is none.
     """
+    assert not ctx.state.final  # final states absorb (I4)
     control = ctx.control
     first = control.ending is None
-    retryable = state is RunState.FAILED and failure.code not in _NOT_RETRYABLE
     if first:
         failure = replace(failure, feedback=None)
         ctx.run.failure = failure.to_json()
         ctx.run.state = RunState.ENDING
-        control.ending = {"state": int(state), "failure": failure_json(failure), "retryable": retryable}
+        control.ending = {
+            "state": int(state),
+            "failure": failure_json(failure),
+            "retryable": retryable and state is RunState.FAILED,
+        }
         control.paused = control.blocked = False
     if over is not None:
         step_over(ctx, ctx.graph.nodes[over.task.node_index], over.seq, over.task, over.extra)
-    if stopped is not None:
-        stop_at(ctx, *stopped, entering=True)
+    for entering, index, place, value in (*((stopped,) if stopped else ()), *ctx.take_activations()):
+        stop_at(ctx, index, place, value, entering=entering)
     if first:
         grace = ctx.env.limits.cancel_grace if grace is None else grace
         if control.open_steps or control.open_children or control.undos:
@@ -85,7 +96,7 @@ async def begin(
             reason = "RUN_CANCELLED" if state is RunState.CANCELLED else "RUN_ENDED"
             await _stop_tasks(ctx, 0.0 if fence else grace, reason)
         if control.extras:
-            await _stop_extras(ctx, control, retryable=retryable)
+            await _stop_extras(ctx, control)
     await go_on(ctx)
 
 
@@ -123,7 +134,7 @@ def cancelled(ctx: RunContext, task: TaskRow, extra: TaskExtra, digest: bytes | 
 
 def step_over(ctx: RunContext, node: GraphNode, seq: int, task: TaskRow, extra: TaskExtra) -> None:
     """A step has ended in event ``seq`` without completing: its task goes, and what a retry or an undo needs stays."""
-    undoing.could_have_acted(ctx, node, seq, task, extra.place)
+    undoing.could_have_acted(ctx, node, seq, task, extra)
     stop_timeouts(ctx, node, task)
     control = ctx.control
     retryable = control.ending is not None and control.ending["retryable"]
@@ -141,12 +152,12 @@ def stop_timeouts(ctx: RunContext, node: GraphNode, task: TaskRow) -> None:
         ctx.changes.rows.add("delete_timer", task.run_id, task.task_id, kind)
 
 
-async def _stop_extras(ctx: RunContext, control: Control, *, retryable: bool) -> None:
+async def _stop_extras(ctx: RunContext, control: Control) -> None:
     """Timers stop, children are told."""
     ctx.changes.rows.add("stop_timers", ctx.run.run_id)
     if control.open_children:
         await _end_children(ctx, terminate=False)
-    if not retryable:
+    if control.ending is not None and not control.ending["retryable"]:
         control.open_waits = 0
 
 
@@ -157,16 +168,23 @@ async def _end_children(ctx: RunContext, *, terminate: bool) -> None:
     control = ctx.control
     for row in await ctx.read("children", ctx.run.run_id):
         child = ChildRow(*row)
-        node = ctx.graph.nodes[json.loads(child.place)["node"]].node
-        assert isinstance(node, ChildNode)  # children are started by such nodes
-        if node.on_parent_end == "abandon":
-            ctx.changes.rows.add("delete_child", child.run_id, child.seq)
+        on_parent_end = _on_parent_end(ctx, child)
+        if on_parent_end == "abandon":  # its row stays for a retry, which waits for it again
             control.open_children -= 1
             continue
-        kind = MessageKind.TERMINATE_CHILD if node.on_parent_end == "terminate" else MessageKind.CANCEL_CHILD
+        kind = MessageKind.TERMINATE_CHILD if on_parent_end == "terminate" else MessageKind.CANCEL_CHILD
         if terminate:
             control.open_children -= 1
         ctx.send(child.child_run_id, kind, child.seq, {"parent_seq": child.seq})
+
+
+def _on_parent_end(ctx: RunContext, child: ChildRow) -> str:
+    """What becomes of a child; if the definition can't be read, what is the default."""
+    if ctx.graph.broken:
+        return "cancel"
+    node = ctx.graph.nodes[json.loads(child.place)["node"]].node
+    assert isinstance(node, ChildNode)  # children are started by such nodes
+    return node.on_parent_end
 
 
 async def go_on(ctx: RunContext) -> None:
@@ -218,19 +236,23 @@ async def terminate(ctx: RunContext, reason: str) -> None:
 
 def end(ctx: RunContext, state: RunState) -> None:
     """The run is over: its parent is told, its dedupe key is free again."""
+    assert not ctx.state.final  # final states absorb (I4)
     run = ctx.run
     run.state = state
     run.ended_at = run.last_event_at
-    ctx.drop_activations()
+    ctx.take_activations()
     if run.dedupe_key:
         ctx.changes.freed_keys.append(run)
     ctx.changes.ended.append(run.run_id)
     control = ctx.plain
     if control is None:
         return
+    control.undo_failed = control.paused = control.blocked = False
     keep = state is RunState.FAILED and control.ending is not None and control.ending["retryable"]
-    if control.extras and not keep:
-        ctx.changes.rows.add("clear_ended", run.run_id)
+    if not keep:
+        control.open_steps = control.open_waits = control.open_children = control.undos = control.signals = 0
+        if control.extras:
+            ctx.changes.rows.add("clear_ended", run.run_id)
     if control.parent is not None:
         parent, parent_seq = control.parent
         failure = None if run.failure is None else json.loads(run.failure)

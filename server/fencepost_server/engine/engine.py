@@ -163,8 +163,8 @@ class Engine:
         """Queue something asked of a run; its ``result`` is set after the commit. Raises Overloaded, ServerDraining."""
         if self.draining:
             raise ServerDraining("this server is shutting down")
-        if command.kind is CommandKind.SIGNAL and not command.request_id:
-            # Repeated by a lane whose commit got no answer, a signal would be two: it needs a name of its own.
+        if not command.request_id and command.kind is not CommandKind.REMOVE:
+            # A lane repeats it when its commit got no answer: a signal would be two, a retry would be refused.
             command.request_id = f"~{uuid.uuid4()}"
         self._lane(command.run_id).submit_one(command)
 

@@ -27,22 +27,39 @@ from fencepost_server.domain.nodes import (
 from fencepost_server.domain.rows import TOP, Place, ScopeRow
 from fencepost_server.domain.violation import Violation
 from fencepost_server.engine import children, ending, steps
-from fencepost_server.engine.context import NotJson, RunContext, Value
+from fencepost_server.engine.context import Activation, NotJson, RunContext, Value
 
 WHOLE_ITEM = -1
 """In the table output: the output of a whole branch or item, rather than of one node."""
+
+
+_MAX_WRITTEN = 16 << 20
+"""Bytes of payloads that one batch adds to one run before the rest is put off: a map may build a large input for each
+of a thousand items.
+"""
 
 
 async def pump(ctx: RunContext) -> None:
     """Work off the queue. Once the run is ending nothing is begun: what would have been is kept for a retry."""
     while (activation := ctx.next_activation()) is not None:
         entering, index, place, value = activation
+        if ctx.written > _MAX_WRITTEN and not ctx.is_ending:
+            _put_off(ctx, [activation, *ctx.take_activations()])
+            return
         if ctx.is_ending:
             ending.stop_at(ctx, index, place, value, entering=entering)
         elif entering:
             await _enter(ctx, ctx.graph.nodes[index], place, value)
         else:
             await _leave(ctx, ctx.graph.nodes[index], place, value)
+
+
+def _put_off(ctx: RunContext, activations: list[Activation]) -> None:
+    """Go on in another batch, by timers that are due at once: whoever fires them, nothing is forgotten."""
+    for entering, index, place, value in activations:
+        ctx.control.stops += 1
+        ctx.control.open_waits += 1
+        ctx.start_timer(-ctx.control.stops, TimerKind.PUT_OFF, ctx.now, index, place, value, enter=int(entering))
 
 
 async def _enter(ctx: RunContext, node: GraphNode, place: Place, value: Value) -> None:
@@ -80,6 +97,9 @@ async def _leave(ctx: RunContext, node: GraphNode, place: Place, value: Value) -
         await _enter(ctx, ctx.graph.nodes[node.next], place, value)
         return
     if node.parent is None:
+        if ctx.graph.output_checks and (fault := await _broken_output(ctx, value)):
+            await ending.fail_after(ctx, node, place, value, "OUTPUT_SCHEMA_MISMATCH", fault)
+            return
         ctx.run.output_seq = value.seq
         ctx.event(EventType.RUN_COMPLETED, input_seq=value.seq)
         ending.end(ctx, RunState.COMPLETED)
@@ -89,6 +109,16 @@ async def _leave(ctx: RunContext, node: GraphNode, place: Place, value: Value) -
         ctx.leave(parent.index, place, value)
     else:
         await _item_done(ctx, parent, place, value)
+
+
+async def _broken_output(ctx: RunContext, value: Value) -> str:
+    """What is wrong with the output of the workflow; empty if nothing is."""
+    if (await ctx.payload(value)).binary is not None:
+        return ""
+    output = await ctx.json(value)
+    faults = [fault for check in ctx.graph.output_checks for fault in check.violations(output)]
+    told = "; ".join(f"{fault.path or 'output'}: {fault.message}" for fault in faults[:10])
+    return f"the output breaks the schema of the workflow: {told}" if faults else ""
 
 
 def _record(ctx: RunContext, place: Place, index: int, seq: int) -> None:
@@ -132,15 +162,15 @@ async def _source(ctx: RunContext, node: GraphNode, place: Place, source: str) -
     """What a mapping takes from: the run's input, an earlier output, or the item of a map around the node."""
     try:
         if not source:
-            return await ctx.json(Value(1, 0))
+            return await ctx.source(1)
         index = ctx.graph.by_id[source]
         item = await _item_around(ctx, node, place, index)
         if item is not None:
             return await ctx.json(item)
-        rows = await ctx.read("recorded", ctx.run.run_id, *await _place_of(ctx, place, index))
-        if not rows:
+        seq = await ctx.recorded(*await _place_of(ctx, place, index))
+        if seq is None:
             raise _Refused(f"node {node.id}: {source} has no output")
-        return await ctx.json(Value(rows[0][0], 0))
+        return await ctx.source(seq)
     except NotJson:
         raise _Refused(f"node {node.id}: the value of {source or 'the input'} is binary") from None
 
@@ -201,6 +231,7 @@ async def _await_signal(ctx: RunContext, node: GraphNode, signal: SignalNode, pl
             signal_seq, size = rows[0]
             ctx.changes.rows.add("delete_signal", ctx.run.run_id, signal_seq, signal.signal)
             control.signals -= 1
+            control.began = True
             ctx.event(EventType.SIGNAL_TAKEN, node_index=node.index, task_id=seq, input_seq=signal_seq, place=place)
             ctx.leave(node.index, place, Value(signal_seq, size))
             return

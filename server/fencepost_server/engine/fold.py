@@ -109,7 +109,8 @@ class Fold:
                     changes.reports.append((act, steps.report_broken(ctx, act)))
                     ctx.settle()
                 case Command():
-                    if act.namespace != ctx.run.namespace or act.kind in (CommandKind.TERMINATE, CommandKind.RETRY):
+                    parked = ctx.plain is not None and ctx.plain.blocked and act.kind is CommandKind.RETRY
+                    if act.namespace != ctx.run.namespace or parked or act.kind is CommandKind.TERMINATE:
                         changes.commands.append((act, await self._command(ctx, act)))
                     else:
                         changes.commands.append((act, UnknownDefinition(ctx.graph.broken)))

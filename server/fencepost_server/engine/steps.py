@@ -99,7 +99,7 @@ def report_broken(ctx: RunContext, report: Report) -> Answer:
         return _answer_of_earlier(report, task)
     if report.kind in (ReportKind.COMPLETE, ReportKind.FAIL, ReportKind.CHECKPOINT):
         return Answer(Outcome.REFUSED, "UNKNOWN_DEFINITION", ctx.graph.broken)
-    if report.kind is ReportKind.EXPIRE and (task.lease_expires_at is None or task.lease_expires_at > ctx.now):
+    if report.kind is ReportKind.EXPIRE and not _has_expired(ctx, task):
         return LEASE_LOST
     failure = Failure(FailureKind.PERMANENT, "UNKNOWN_DEFINITION", ctx.graph.broken, None, "", task.attempt)
     if report.kind is ReportKind.UNDELIVERED:
@@ -212,6 +212,8 @@ async def fail_for_good(
         return
     ctx.ended[task.task_id] = ended
     task.last_failure = replace(failure, feedback=None).to_json()
+    if failure.kind is FailureKind.CORRECTIVE:
+        task.feedback = failure.to_json()  # for an operator's retry
     if report is not None:
         _note(report, task, answer)
     await ending.begin(ctx, RunState.FAILED, failure, over=ending.Over(seq, task, extra))
@@ -256,7 +258,7 @@ async def _expire(ctx: RunContext, report: Report, task: TaskRow, extra: TaskExt
     """The sweeper's candidate, checked again under the locks: renewed meanwhile, or held by the outage guard, it
     stays.
     """
-    if task.lease_expires_at is None or task.lease_expires_at > ctx.now or ctx.now < ctx.env.hold_until:
+    if not _has_expired(ctx, task):
         return LEASE_LOST
     session, token = task.lease_session, task.token
     if ctx.is_ending and extra.kind is not TaskKind.UNDO:
@@ -271,6 +273,11 @@ async def _expire(ctx: RunContext, report: Report, task: TaskRow, extra: TaskExt
     if session is not None:
         ctx.changes.revoked.append((session, task.run_id, task.task_id, token, code))
     return answer
+
+
+def _has_expired(ctx: RunContext, task: TaskRow) -> bool:
+    """Not renewed meanwhile, nor held by the outage guard."""
+    return task.lease_expires_at is not None and task.lease_expires_at <= ctx.now and ctx.now >= ctx.env.hold_until
 
 
 async def _stopped(ctx: RunContext, report: Report, task: TaskRow, extra: TaskExtra) -> None:

@@ -43,10 +43,10 @@ def _insert(ctx: RunContext, row: UndoRow) -> None:
     )  # fmt: skip
 
 
-def could_have_acted(ctx: RunContext, node: GraphNode, of_seq: int, task: TaskRow, place: Place) -> None:
+def could_have_acted(ctx: RunContext, node: GraphNode, of_seq: int, task: TaskRow, extra: TaskExtra) -> None:
     """A step has ended without completing: where its undo handler says so, it is undone all the same."""
-    if node.undo_unfinished and task.attempt > 0:
-        remember(ctx, node, of_seq, task, place, None)
+    if node.undo_unfinished and (task.attempt > 0 or extra.acted):
+        remember(ctx, node, of_seq, task, extra.place, None)
 
 
 async def next_one(ctx: RunContext) -> None:
@@ -64,7 +64,12 @@ async def next_one(ctx: RunContext) -> None:
 
 
 async def _next_row(ctx: RunContext) -> tuple[UndoRow, Value, Payload | None]:
-    found = (await ctx.read("next_undo", ctx.run.run_id))[0]
+    """What is undone next. Read with what follows it, so that most of the time it is known already."""
+    found, ctx.next_undo = ctx.next_undo, None
+    if found is None:
+        rows = await ctx.read("next_undo", ctx.run.run_id)
+        ctx.env.undo_orders.keep(rows)
+        found = rows[0]
     row = UndoRow(*found[:11])
     value = Value(row.input_seq, row.input_bytes, payload_of_row(found[11:14]))
     return row, value, None if row.output_seq is None else payload_of_row(found[14:17])
@@ -74,6 +79,7 @@ def completed(ctx: RunContext, extra: TaskExtra) -> None:
     """An undo task has completed: its step is undone."""
     _forget(ctx, extra.of)
     ctx.control.undone = True
+    ctx.next_undo = ctx.env.undo_orders.after(ctx.run.run_id, extra.of)
 
 
 def _forget(ctx: RunContext, of_seq: int) -> None:
@@ -100,3 +106,4 @@ async def skip(ctx: RunContext, reason: str) -> None:
     row, _value, _output = await _next_row(ctx)
     ctx.event(EventType.UNDO_SKIPPED, node_index=row.node_index, input_seq=row.of_seq, detail={"reason": reason})
     _forget(ctx, row.of_seq)
+    ctx.control.undone = True

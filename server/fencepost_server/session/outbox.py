@@ -42,6 +42,11 @@ class Outbox:
         """Enough tasks wait."""
         return self._later_bytes > self._limit // 2
 
+    @property
+    def waiting(self) -> int:
+        """How many frames wait in their turn."""
+        return len(self._later)
+
     def push(self, message: pb.SessionResponse) -> None:
         """Let a frame be written before any task."""
         self.push_bytes(message.SerializeToString())

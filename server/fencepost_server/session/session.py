@@ -173,21 +173,34 @@ class Session:
             self._send_results(report.frame_id, [result_message(report.index, answer)])
 
     def revoke(self, ref: Ref, reason: str) -> None:
-        """A lease was ended by the sweeper."""
+        """A lease was ended by somebody else."""
         if not self.knows(ref):
             return
+        untold = self._untold(ref)
         del self._out[ref[0], ref[1]]
         task = pb.TaskRef(run_id=ref[0], task_id=ref[1], fencing_token=ref[2])
-        self._push(pb.SessionResponse(revoke=pb.Revoke(tasks=[task], reason=reason_number(reason))))
+        frame = pb.SessionResponse(revoke=pb.Revoke(tasks=[task], reason=reason_number(reason)))
+        if untold:
+            self.outbox.push_behind(frame.SerializeToString())
+        else:
+            self._push(frame)
         self._desk.wake()
+
+    def _untold(self, ref: Ref) -> bool:
+        """The task waits to be written: what is said of it has to come behind it."""
+        return self._out[ref[0], ref[1]].tasks_number > self._tasks_number - self.outbox.waiting
 
     def cancel(self, ref: Ref, reason: str, remaining: float) -> None:
         """A step should stop: its lease is revoked after so many seconds."""
         if self.knows(ref) and self._open:
             task = pb.TaskRef(run_id=ref[0], task_id=ref[1], fencing_token=ref[2])
             cancel = pb.Cancel(reason=reason_number(reason), remaining=duration(max(0.0, remaining)))
-            self.outbox.push_cancel(task, cancel)
-            self._check_reader()
+            if self._untold(ref):
+                cancel.tasks.append(task)
+                self.outbox.push_behind(pb.SessionResponse(cancel=cancel).SerializeToString())
+            else:
+                self.outbox.push_cancel(task, cancel)
+                self._check_reader()
 
     # What the stream asks
 

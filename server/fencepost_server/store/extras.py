@@ -32,7 +32,7 @@ _READS: dict[str, tuple[type[Column], ...]] = {
     "unpark": (Uuids,),
     "unblock": (Uuids,),
     "next_undo": (Uuids,),
-    "stopped": (Uuids,),
+    "take_stopped": (Uuids,),
     "child": (Uuids, Ints),
     "children": (Uuids,),
     "request": (Uuids, Texts),
@@ -60,9 +60,8 @@ _WRITES: dict[str, tuple[type[Column], ...]] = {
     "update_scope": (Uuids, Ints, Ints, Ints, Ints),
     "update_undo": (Uuids, Ints, Ints),
     "cancel_task": (Uuids, Ints, Times, Texts),
-    "park_timer": (Uuids, Ints, Ints),
+    "park_timer": (Uuids, Ints, Ints, Texts),
     "stop_timers": (Uuids,),
-    "restart_timers": (Uuids,),
     "delete_timer": (Uuids, Ints, Ints),
     "delete_wait": (Uuids, Ints, Texts),
     "delete_signal": (Uuids, Ints, Texts),
@@ -74,7 +73,9 @@ _WRITES: dict[str, tuple[type[Column], ...]] = {
     "delete_checkpoint": (Uuids, Ints),
     "clear_ended": (Uuids,),
 }
-"""In the order in which they are sent: what is inserted can be deleted again in one batch."""
+"""In the order in which they are sent: what is inserted can be deleted again in one write. What is deleted can't be
+inserted again in the same one: it has to be taken out by a read.
+"""
 
 
 @dataclass(frozen=True, slots=True)

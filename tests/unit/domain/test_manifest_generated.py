@@ -78,7 +78,7 @@ leaves = st.one_of(
         optional={
             **schemas_of_node,
             "input": templates,
-            "undo": undos,
+            "undo": undos.map(lambda undo: {key: undo[key] for key in undo if key != "undo_unfinished"}),
             "on_parent_end": st.sampled_from(["cancel", "terminate", "abandon"]),
         },
     ),

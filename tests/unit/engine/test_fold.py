@@ -28,7 +28,7 @@ from fencepost_server.domain.model import (
     TaskRow,
 )
 from fencepost_server.engine.changes import Changes, Limits, Rows
-from fencepost_server.engine.context import Environment
+from fencepost_server.engine.context import Environment, UndoOrders
 from fencepost_server.engine.fold import Fold
 from fencepost_server.engine.operations import Answer, Report, ReportKind, Start
 from fencepost_server.store.extras import Need
@@ -82,7 +82,7 @@ class Store:
             if event[2] in (EventType.STEP_COMPLETED, EventType.STEP_FAILED, *UNDO_ENDS)
         }
         changes = Changes(self.now)
-        env = Environment(self.now, self.epoch, NEVER, LIMITS, lambda: 0.5, lambda *_: None, changes)
+        env = Environment(self.now, self.epoch, NEVER, LIMITS, lambda: 0.5, lambda *_: None, changes, UndoOrders())
         fold = Fold(env, copy.deepcopy(self.runs), copy.deepcopy(self.tasks), ended, {self.graph.hash: self.graph})
         for folding in fold.foldings([(start, self.graph) for start in starts], reports):
             rows: list[tuple[Any, ...]] | None = None

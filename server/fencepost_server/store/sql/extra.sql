@@ -51,17 +51,20 @@ cross join lateral (
 ) s;
 
 -- name: matches
--- Waits and signals of the same name, each in order: what a pause has kept apart. index: wait_pkey, signal_pkey
+-- Waits and signals of the same name, each in order: what a pause has kept apart. Each side is numbered once, and so many pairs are
+-- told that one decision can bear. index: wait_pkey, signal_pkey
 select k.ord, w.run_id, w.seq, w.name, w.place, s.seq, s.size
 from unnest(%(a)s) with ordinality k(a, ord)
 cross join lateral (
-    select *, row_number() over (partition by name order by seq) as n from wait where run_id = k.a offset 0
-) w
-cross join lateral (
-    select seq, size from (
-        select seq, size, row_number() over (order by seq) as n from signal s where s.run_id = k.a and s.name = w.name offset 0
-    ) s where s.n = w.n
-) s
+    select w.*, s.seq as signal_seq, s.size from (
+        select *, row_number() over (partition by name order by seq) as n from wait where run_id = k.a offset 0
+    ) w
+    join (
+        select name, seq, size, row_number() over (partition by name order by seq) as n from signal where run_id = k.a offset 0
+    ) s on s.name = w.name and s.n = w.n
+    order by w.seq limit 1000
+) w(run_id, seq, name, place, n, signal_seq, size)
+cross join lateral (select w.signal_seq as seq, w.size) s
 order by k.ord, w.seq;
 
 -- name: timer
@@ -74,13 +77,13 @@ cross join lateral (
 ) t;
 
 -- name: fired_timers
--- What fell due during a pause; taken out. locks: its rows, under the lock of the run. index: timer_pkey
-with fired as (
-    delete from timer t using unnest(%(a)s) with ordinality k(a, ord)
-    where t.run_id = any(%(a)s) and t.run_id = k.a and t.parked
-    returning k.ord, t.run_id, t.seq, t.kind, t.namespace, t.fire_at, t.place
-)
-select * from fired order by ord, seq;
+-- What fell due during a pause. index: timer_pkey
+select k.ord, t.*
+from unnest(%(a)s) with ordinality k(a, ord)
+cross join lateral (
+    select run_id, seq, kind, namespace, fire_at, place from timer t where t.run_id = k.a and t.parked offset 0
+) t
+order by k.ord, t.fire_at, t.seq;
 
 -- name: open_tasks
 -- locks: the tasks of runs that are locked. Claims and heartbeats that hold one commit at once, and never wait for a run.
@@ -125,7 +128,9 @@ select * from unparked order by ord;
 -- name: unblock
 -- Steps that nobody could begin get fresh attempts. locks: the parked tasks of runs that are locked. index: task_pkey
 with unparked as (
-    update task t set visible_at = %(now)s, attempt = 0, operational_failures = 0, corrective_failures = 0, redeliveries = 0
+    update task t
+    set visible_at = %(now)s, attempt = 0, operational_failures = 0, corrective_failures = 0, redeliveries = 0,
+        extra = case when t.attempt > 0 then (coalesce(t.extra::jsonb, '{}') || '{"acted": true}')::json else t.extra end
     from unnest(%(a)s) with ordinality k(a, ord)
     where t.run_id = any(%(a)s) and t.run_id = k.a and t.lease_session is null and t.resume_at is null
       and t.visible_at = %(until)s
@@ -134,25 +139,35 @@ with unparked as (
 select * from unparked order by ord;
 
 -- name: next_undo
--- What is undone next: what may have acted without completing first, then in reverse order of completion. With its input and
--- output, for an eager lease. index: undo_unfinished, undo_pkey, event_pkey
+-- What is undone next, and what after that: what may have acted without completing first, then in reverse order of completion. With
+-- inputs and outputs, for eager leases; only the first may be large. index: undo_unfinished, undo_pkey, event_pkey
 select k.ord, u.run_id, u.of_seq, u.unfinished, u.node_index, u.task_id, u.input_seq, u.input_bytes, u.output_seq, u.token,
-       u.scope_id, u.item, e.payload, e.payload_binary, e.payload_metadata, o.payload, o.payload_binary, o.payload_metadata
+       u.scope_id, u.item, e.payload, e.payload_binary, e.payload_metadata, o.payload, o.payload_binary, o.payload_metadata,
+       u.n
 from unnest(%(a)s) with ordinality k(a, ord)
 cross join lateral (
-    (select * from undo u where u.run_id = k.a and u.unfinished order by u.of_seq desc limit 1)
-    union all
-    (select * from undo u where u.run_id = k.a order by u.of_seq desc limit 1)
-    limit 1
+    select *, row_number() over (order by unfinished desc, of_seq desc) as n from (
+        (select * from undo u where u.run_id = k.a and u.unfinished order by u.of_seq desc limit 20)
+        union all
+        (select * from undo u where u.run_id = k.a and not u.unfinished order by u.of_seq desc limit 20)
+    ) u order by n limit 20
 ) u
 cross join lateral (select * from event e where e.run_id = k.a and e.seq = u.input_seq offset 0) e
-left join lateral (select * from event o where o.run_id = k.a and o.seq = u.output_seq offset 0) o on true;
+left join lateral (select * from event o where o.run_id = k.a and o.seq = u.output_seq offset 0) o on true
+where u.n = 1 or coalesce(pg_column_size(e.payload), pg_column_size(e.payload_binary), 0)
+               + coalesce(pg_column_size(o.payload), pg_column_size(o.payload_binary), 0) < 8192
+order by k.ord, u.n;
 
--- name: stopped
--- index: stopped_task_pkey
-select k.ord, s.row
-from unnest(%(a)s) with ordinality k(a, ord)
-cross join lateral (select row from stopped_task s where s.run_id = k.a order by s.task_id offset 0) s;
+-- name: take_stopped
+-- What a retry goes on from, taken out; its timers run again. index: stopped_task_pkey, timer_pkey
+with restarted as (
+    update timer set parked = false where run_id = any(%(a)s)
+), taken as (
+    delete from stopped_task s using unnest(%(a)s) with ordinality k(a, ord)
+    where s.run_id = any(%(a)s) and s.run_id = k.a
+    returning k.ord, s.task_id, s.row
+)
+select ord, row from taken order by ord, task_id;
 
 -- name: child
 -- index: child_pkey
@@ -174,7 +189,7 @@ cross join lateral (select * from request r where r.run_id = k.a and r.request_i
 
 -- name: run_state
 -- Another run, as it is: not locked. index: run_pkey
-select k.ord, r.state, r.priority, r.user_id, r.control
+select k.ord, r.state, r.priority, r.user_id, r.control, r.output_seq, r.failure
 from unnest(%(a)s) with ordinality k(a, ord)
 cross join lateral (select * from run r where r.run_id = k.a offset 0) r;
 
@@ -209,11 +224,9 @@ with taken as (
     select a, 3, b, '', c, d, e, f, true
     from unnest(%(a)s, %(b)s, %(c)s, %(d)s, %(e)s, %(f)s) u(a, b, c, d, e, f)
     on conflict on constraint run_key_pkey do nothing
-    returning namespace, workflow_id, key
+    returning run_id
 )
-select k.ord, true
-from unnest(%(a)s, %(b)s, %(c)s) with ordinality k(a, b, c, ord)
-join taken t on t.namespace = k.a and t.workflow_id = k.b and t.key = k.c;
+select k.ord, true from unnest(%(d)s) with ordinality k(d, ord) join taken t on t.run_id = k.d;
 
 -- name: insert_attribute
 insert into run_attribute (run_id, key, value, namespace, created_at) select * from unnest(%(a)s, %(b)s, %(c)s, %(d)s, %(e)s);
@@ -228,20 +241,16 @@ delete from timer t using unnest(%(a)s, %(b)s, %(c)s) k(a, b, c)
 where t.run_id = any(%(a)s) and t.run_id = k.a and t.seq = k.b and t.kind = k.c;
 
 -- name: park_timer
--- It fell due during a pause: it acts at its end. index: timer_pkey
-update timer t set parked = true from unnest(%(a)s, %(b)s, %(c)s) k(a, b, c)
+-- It fell due during a pause, which its place tells: it acts at the end of that. index: timer_pkey
+update timer t set parked = true, place = k.d::json from unnest(%(a)s, %(b)s, %(c)s, %(d)s) k(a, b, c, d)
 where t.run_id = any(%(a)s) and t.run_id = k.a and t.seq = k.b and t.kind = k.c;
 
 -- name: stop_timers
 -- Their run ends: those of nodes wait for a retry, the others (of tasks and of the run) are over. index: timer_pkey
 with stopped as (
-    update timer set parked = true where run_id = any(%(a)s) and kind in (1, 2)
+    update timer set parked = true where run_id = any(%(a)s) and kind in (1, 2, 7)
 )
-delete from timer where run_id = any(%(a)s) and kind not in (1, 2);
-
--- name: restart_timers
--- Their run goes on after a retry. index: timer_pkey
-update timer set parked = false where run_id = any(%(a)s);
+delete from timer where run_id = any(%(a)s) and kind not in (1, 2, 7);
 
 -- name: insert_wait
 insert into wait (run_id, seq, name, place) select a, b, c, d::json from unnest(%(a)s, %(b)s, %(c)s, %(d)s) u(a, b, c, d);
