@@ -107,8 +107,9 @@ def _in_digits(template: object) -> object:
         return {key: _in_digits(value) for key, value in template.items()}
     if isinstance(template, list):
         return [_in_digits(value) for value in template]
-    if isinstance(template, float | Decimal) and abs(template) < _MOST_IN_DIGITS and template == int(template):
-        return int(template)
+    if isinstance(template, float | Decimal) and -_MOST_IN_DIGITS < template < _MOST_IN_DIGITS:
+        whole = int(template)
+        return whole if whole == template else template
     return template
 
 

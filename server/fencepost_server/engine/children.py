@@ -48,7 +48,7 @@ async def schedule(ctx: RunContext, node: GraphNode, child: ChildNode, place: Pl
     control.extras = True
     body = {
         "parent_seq": seq, "workflow": child.workflow, "input_seq": value.seq, "user_id": run.user_id,
-        "priority": run.priority, "depth": control.depth + 1,
+        "priority": run.priority, "depth": control.depth + 1, "size": value.size,
     }  # fmt: skip
     ctx.send(run_id, MessageKind.START_CHILD, seq, body)
 

@@ -122,7 +122,7 @@ class RunContext:
         "env",
         "graph",
         "next_undo",
-        "now",
+        "now", "output_size",
         "plain",
         "report",
         "run",
@@ -152,6 +152,8 @@ class RunContext:
         self._payloads: dict[int, Payload] | None = None
         self._sources: dict[int, object] | None = None
         self._recorded: dict[tuple[int, int, int], int] | None = None
+        self.output_size = 0
+        """About the bytes of the run's output, once it has one."""
         self.written = 0
         """About the bytes of payloads that this batch has added to the history of the run."""
 

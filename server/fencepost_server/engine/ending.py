@@ -256,5 +256,6 @@ def end(ctx: RunContext, state: RunState) -> None:
     if control.parent is not None:
         parent, parent_seq = control.parent
         failure = None if run.failure is None else json.loads(run.failure)
-        body = {"parent_seq": parent_seq, "state": int(state), "output_seq": run.output_seq, "failure": failure}
+        body = {"parent_seq": parent_seq, "state": int(state), "output_seq": run.output_seq, "failure": failure,
+                "size": ctx.output_size}  # fmt: skip
         ctx.send(parent, MessageKind.CHILD_ENDED, run.next_seq - 1, body)

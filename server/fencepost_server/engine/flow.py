@@ -101,6 +101,7 @@ async def _leave(ctx: RunContext, node: GraphNode, place: Place, value: Value) -
             await ending.fail_after(ctx, node, place, value, "OUTPUT_SCHEMA_MISMATCH", fault)
             return
         ctx.run.output_seq = value.seq
+        ctx.output_size = value.size
         ctx.event(EventType.RUN_COMPLETED, input_seq=value.seq)
         ending.end(ctx, RunState.COMPLETED)
         return

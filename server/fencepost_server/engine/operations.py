@@ -312,14 +312,11 @@ class Deliver:
     namespace: str
     body: str
     done: Callable[[Deliver], None]
+    size: int = 0
+    """About its bytes, with the input or output that it stands for."""
     again: bool = False
     deadline: float = 0.0
     wanted: bool = False
-
-    @property
-    def size(self) -> int:
-        """About its bytes."""
-        return len(self.body)
 
     def give_up(self, error: FencepostError) -> None:
         """Not committed: the loop finds it again."""

@@ -8,6 +8,7 @@ here is remembered only so as not to try it twice.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 
 from fencepost_server.config import Config
@@ -32,6 +33,7 @@ class Timers:
         self._submit = submit
         self._due = asyncio.get_running_loop().time()
         self._under_way: set[tuple[str, int, int]] = set()
+        self._after: DueTimer | None = None
         self.loop = Loop("timers", self.run_once)
 
     def due_in(self, seconds: float | None) -> None:
@@ -56,7 +58,7 @@ class Timers:
         return max(0.0, self._due - asyncio.get_running_loop().time())
 
     async def _look(self) -> None:
-        after: DueTimer | None = None
+        after, self._after = self._after, None  # behind those of the last look, if these were too many for it
         for _ in range(_MAX_PAGES):
             page = await extras.due_timers(self._database, after, self._config.timer_batch)
             fresh = [timer for timer in page if (timer.run_id, timer.seq, timer.kind) not in self._under_way]
@@ -65,6 +67,7 @@ class Timers:
             if len(page) < self._config.timer_batch:
                 return
             after = page[-1]
+        self._after = after
         self.due_in(_AGAIN)
 
     def _done(self, fire: Fire) -> None:
@@ -79,6 +82,7 @@ class Outbox:
         self._database = database
         self._submit = submit
         self._waiting = True
+        self._after = 0
         self._under_way: set[int] = set()
         self.loop = Loop("outbox", self.run_once)
 
@@ -92,7 +96,7 @@ class Outbox:
         if not self._waiting:
             return None
         self._waiting = False
-        after = 0
+        after, self._after = self._after, 0
         try:
             for _ in range(_MAX_PAGES):
                 page = await extras.messages(self._database, after, self._config.outbox_batch)
@@ -102,7 +106,7 @@ class Outbox:
                     [
                         Deliver(
                             m.message_id, m.target_run, MessageKind(m.kind), m.source_run, m.source_seq, m.namespace,
-                            m.body, self._done,
+                            m.body, self._done, len(m.body) + json.loads(m.body).get("size", 0),
                         )
                         for m in fresh
                     ]
@@ -110,10 +114,13 @@ class Outbox:
                 if len(page) < self._config.outbox_batch:
                     break
                 after = page[-1].message_id
+            else:
+                self._after = after  # too many for one look: the next goes on behind them
+                self._waiting = True
         except BaseException:
             self._waiting = True
             raise
-        return None
+        return _AGAIN if self._waiting else None
 
     def _done(self, deliver: Deliver) -> None:
         self._under_way.discard(deliver.message_id)
