@@ -1,4 +1,4 @@
-"""A definition that is gone, or that this release can't read, harms its own runs only (row 12 of the field's failures)."""
+"""A definition that is gone, or that this release can't read, harms its own runs only (row 12 of the field)."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
 from zoneinfo import ZoneInfo
@@ -163,7 +164,7 @@ def test_counts_know_starts_ends_and_intervals() -> None:
     begin, end = at("2026-01-01 00:00"), at("2026-01-02 00:00")
     for spec in (cron("0 * * * *"), every(3600)):
         assert count_fires(spec, begin, end) == 24
-        bounded = schedule.replace(spec, start_at=at("2026-01-01 06:00"), end_at=at("2026-01-01 12:00"))
+        bounded = replace(spec, start_at=at("2026-01-01 06:00"), end_at=at("2026-01-01 12:00"))
         assert count_fires(bounded, begin, end) == 6
         assert count_fires(spec, end, begin) == 0
 
