@@ -106,14 +106,18 @@ cross join lateral (select * from task t where t.run_id = k.a and t.task_id = k.
 
 -- name: park
 -- A pause: nobody may take a task until unpark. A task that is leased stays so; what a claim has just taken is left to it.
--- locks: the ready tasks of runs that are locked. index: task_pkey
+-- locks: the tasks of runs that are locked, so that only claims and heartbeats compete. index: task_pkey
 with parked as (
     update task t set resume_at = t.visible_at, visible_at = %(until)s
-    from unnest(%(a)s) with ordinality k(a, ord)
-    where t.run_id = any(%(a)s) and t.run_id = k.a and t.lease_session is null and t.visible_at < %(until)s
-    returning k.ord
+    where t.ctid = any(array(
+        select x.at from unnest(%(a)s) k(a)
+        cross join lateral (
+            select t.ctid as at, t.lease_session, t.visible_at from task t where t.run_id = k.a offset 0 for update
+        ) x
+        where x.lease_session is null and x.visible_at < %(until)s))
+    returning t.run_id
 )
-select ord from parked;
+select k.ord from unnest(%(a)s) with ordinality k(a, ord) join parked p on p.run_id = k.a;
 
 -- name: unpark
 -- The end of a pause. locks: the parked tasks of runs that are locked. index: task_pkey
@@ -126,17 +130,21 @@ with unparked as (
 select * from unparked order by ord;
 
 -- name: unblock
--- Steps that nobody could begin get fresh attempts. locks: the parked tasks of runs that are locked. index: task_pkey
+-- Steps that nobody could begin get fresh attempts. locks: the tasks of runs that are locked. index: task_pkey
 with unparked as (
     update task t
     set visible_at = %(now)s, attempt = 0, operational_failures = 0, corrective_failures = 0, redeliveries = 0,
         extra = case when t.attempt > 0 then (coalesce(t.extra::jsonb, '{}') || '{"acted": true}')::json else t.extra end
-    from unnest(%(a)s) with ordinality k(a, ord)
-    where t.run_id = any(%(a)s) and t.run_id = k.a and t.lease_session is null and t.resume_at is null
-      and t.visible_at = %(until)s
-    returning k.ord, t.namespace, t.queue, t.handler, t.priority, t.visible_at
+    where t.ctid = any(array(
+        select x.at from unnest(%(a)s) k(a)
+        cross join lateral (
+            select t.ctid as at, t.lease_session, t.visible_at, t.resume_at from task t where t.run_id = k.a offset 0 for update
+        ) x
+        where x.lease_session is null and x.resume_at is null and x.visible_at = %(until)s))
+    returning t.run_id, t.namespace, t.queue, t.handler, t.priority, t.visible_at
 )
-select * from unparked order by ord;
+select k.ord, u.namespace, u.queue, u.handler, u.priority, u.visible_at
+from unnest(%(a)s) with ordinality k(a, ord) join unparked u on u.run_id = k.a;
 
 -- name: next_undo
 -- What is undone next, and what after that: what may have acted without completing first, then in reverse order of completion. With
@@ -167,7 +175,7 @@ with restarted as (
     where s.run_id = any(%(a)s) and s.run_id = k.a
     returning k.ord, s.task_id, s.row
 )
-select ord, row from taken order by ord, task_id;
+select ord, row from taken order by ord, task_id < 0, abs(task_id);
 
 -- name: child
 -- index: child_pkey
