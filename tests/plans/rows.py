@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,7 +79,7 @@ select 'default', 3, workflow_id, '', request_key, run_id, definition_hash, '\\x
 @contextmanager
 def built(cluster: Any, template: str, suffix: str, *, autovacuum: bool = True) -> Iterator[psycopg.Connection[Any]]:
     """The database. Without ``autovacuum`` it was analyzed while it was empty, and not again."""
-    name = cluster.prefix + suffix
+    name = f"{cluster.prefix}{suffix}_{os.getpid()}"  # each worker of the tests has its own
     dsn = cluster.create(name, template)
     try:
         with psycopg.connect(dsn, autocommit=True) as connection:
