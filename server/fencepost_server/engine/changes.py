@@ -101,6 +101,8 @@ class Changes:
     """Runs that have new events."""
     messages: bool = False
     """There is something to deliver to other runs."""
+    undo_logs: list[list[tuple[Any, ...]]] = field(default_factory=list)
+    """Undo logs that were read, for engine.context.UndoOrders: only what is committed stays true."""
     timers: list[datetime] = field(default_factory=list)
     """When new timers are due."""
 

@@ -106,18 +106,18 @@ async def left_alone(ctx: RunContext) -> list[ChildRow]:
 
 async def take_up(ctx: RunContext, left: list[ChildRow]) -> None:
     """A run goes on after a failure: it waits again for the children that it had left alone, and hears of those that
-    have ended meanwhile. One that is not kept any more is started anew.
+    have ended meanwhile. One that is not kept any more is started anew. They are counted as open already.
     """
     for child in left:
         if ctx.is_ending:
             return
         found = await ctx.read("run_state", child.child_run_id)
         if not found:
+            ctx.control.open_children -= 1
             ctx.changes.rows.add("delete_child", child.run_id, child.seq)
             index, place, value = _where(child)
             ctx.enter(index, place, value)
             continue
-        ctx.control.open_children += 1
         state = RunState(found[0][0])
         if state.final:
             failure = None if found[0][5] is None else Failure.from_json(found[0][5])

@@ -241,6 +241,7 @@ async def _go_on_again(ctx: RunContext, reason: str) -> None:
     ctx.event(EventType.RUN_RETRIED, detail={"reason": reason})
     stopped = [json.loads(row[0]) for row in await ctx.read("take_stopped", run.run_id)]
     left = await children.left_alone(ctx)
+    control.open_children += len(left)
     ctx.changes.timers.append(ctx.now)
     for what in stopped:
         if "task" in what:

@@ -75,6 +75,8 @@ class Committer:
             decided, skipped = await self._decide(session, operations, skip_locked)
             await _write(session, decided.changes)
             await _free_keys(session, decided.changes)
+        for rows in decided.changes.undo_logs:
+            self._undo_orders.keep(rows)
         if self.after_commit is not None:
             await self.after_commit()
         self._told(decided)

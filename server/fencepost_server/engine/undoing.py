@@ -68,7 +68,7 @@ async def _next_row(ctx: RunContext) -> tuple[UndoRow, Value, Payload | None]:
     found, ctx.next_undo = ctx.next_undo, None
     if found is None:
         rows = await ctx.read("next_undo", ctx.run.run_id)
-        ctx.env.undo_orders.keep(rows)
+        ctx.changes.undo_logs.append(rows)
         found = rows[0]
     row = UndoRow(*found[:11])
     value = Value(row.input_seq, row.input_bytes, payload_of_row(found[11:14]))
