@@ -1,0 +1,172 @@
+"""RetryRun of runs with children, waits and containers: what stood where when the run failed stands there again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fencepost_server.engine import children
+from tests.engine.flows import OpenScene, Scene, given, step, workflow
+from tests.engine.rows import count
+
+
+def child(node_id: str, workflow_id: str = "child", **more: Any) -> dict[str, Any]:
+    """A node that starts a child."""
+    return {"id": node_id, "workflow": workflow_id, **more}
+
+
+def branches(*nodes: dict[str, Any] | list[dict[str, Any]]) -> dict[str, Any]:
+    """A parallel node of these branches."""
+    return {"id": "all", "parallel": [node if isinstance(node, list) else [node] for node in nodes]}
+
+
+async def test_several_children_that_were_left_alone_are_all_waited_for_again(scene: Scene) -> None:
+    await scene.api.register(workflow(step("b"), workflow_id="child"))
+    run_id = await scene.run(branches(step("a"), *(child(f"k{n}", on_parent_end="abandon") for n in range(3))))
+    a, *others = await scene.tasks("a", "b", "b", "b")
+    await scene.fail(a)
+    await scene.failure(run_id)
+    before, after, late = others
+    await scene.complete(before, 1)
+    await scene.output(before.task.run_id)
+    await scene.call("Retry", run_id)
+    await scene.complete(after, 2)
+    await scene.do("a", output="A")
+    await scene.complete(late, 3)
+    output = await scene.output(run_id)
+    assert (output.pop("a"), sorted(output.values())) == ("A", [1, 2, 3])
+    assert len(await scene.events(run_id, "child_scheduled")) == 3
+
+
+async def test_a_child_that_failed_alone_fails_the_retried_run_whatever_its_siblings_do(scene: Scene) -> None:
+    """It ends, and the siblings that are left alone once more are there for the next retry."""
+    await scene.api.register(workflow(step("b"), workflow_id="child"))
+    run_id = await scene.run(branches(step("a"), *(child(f"k{n}", on_parent_end="abandon") for n in range(3))))
+    a, *others = await scene.tasks("a", "b", "b", "b")
+    await scene.fail(a)
+    await scene.failure(run_id)
+    of_k1 = (await scene.events(run_id, "child_scheduled"))[1].child_run_id
+    [bad] = [task for task in others if task.task.run_id == of_k1]
+    others.remove(bad)
+    await scene.fail(bad, code="SAD")
+    await scene.failure(of_k1)
+    await scene.call("Retry", run_id)
+    assert (await scene.failure(run_id)).code == "CHILD_FAILED"
+    await scene.call("Retry", run_id)
+    for task in others:
+        await scene.complete(task, 1)
+    a, b = await scene.tasks("a", "b")
+    await scene.complete(a, 1)
+    await scene.complete(b, 1)
+    assert await scene.output(run_id) == {"a": 1, "k0": 1, "k1": 1, "k2": 1}
+
+
+async def test_a_run_that_fails_again_at_once_waits_for_the_child_that_it_has_begun_anew(open_scene: OpenScene) -> None:
+    """One beside it was left alone, and is not counted for it."""
+    scene, roomy = await open_scene(max_map_items=2), await open_scene(max_map_items=3)
+    await roomy.worker.capacity(0)
+    await scene.api.register(workflow(step("b"), workflow_id="child"))
+    await scene.api.register(workflow(step("c"), workflow_id="alone"))
+    each = {"id": "each", "map": {"over": "", "do": [step("d")]}}
+    alone = child("k1", "alone", on_parent_end="abandon")
+    await scene.api.register(workflow(branches([step("a"), each], child("k0"), alone)))
+    run_id = await scene.start()
+    a, b, c = await scene.tasks("a", "b", "c")
+    await scene.complete(a, [1, 2, 3])
+    await scene.until(b.task.run_id, "ENDING")
+    await scene.worker.release(b)
+    await scene.failure(run_id)
+    await scene.call("Retry", run_id)
+    await scene.failure(run_id)
+    await scene.worker.capacity(0)
+    for row in await scene.events(run_id, "child_scheduled"):
+        if row.child_run_id != c.task.run_id:
+            await scene.failure(row.child_run_id, "CANCELLED")
+    await roomy.worker.capacity(10)
+    await roomy.call("Retry", run_id)
+    await scene.complete(c, "C")
+    for task in await roomy.worker.tasks(4):
+        await roomy.complete(task, task.handler)
+    assert await roomy.output(run_id) == {"each": ["d", "d", "d"], "k0": "b", "k1": "C"}
+
+
+async def test_a_node_that_fails_again_at_once_can_be_retried_once_more(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row of what was stopped goes and comes in one transaction, with no look at the database in between."""
+    await scene.api.register(workflow(step("b"), workflow_id="child"))
+    with monkeypatch.context() as patch:
+        patch.setattr(children, "MAX_DEPTH", 0)
+        run_id = await scene.run(child("sub"))
+        for _ in range(3):
+            assert "inside each other" in (await scene.failure(run_id)).message
+            assert await count(scene.dsn, "stopped_task") == 1
+            await scene.call("Retry", run_id)
+        await scene.failure(run_id)
+    await scene.call("Retry", run_id)
+    await scene.do("b", output=1)
+    assert await scene.output(run_id) == 1
+
+
+async def test_the_wait_that_is_older_takes_the_signal_that_came_while_the_run_ended(scene: Scene) -> None:
+    old = [step("c"), {"id": "w1", "wait_signal": "go"}, step("b")]
+    late = [{"id": "w0", "wait_signal": "go", "timeout": "1h"}, step("a")]
+    run_id = await scene.run(branches(late, old, step("d")))
+    c, d = await scene.tasks("c", "d")
+    await scene.complete(c)
+    await scene.hurry(run_id, "SIGNAL_TIMEOUT")
+    await scene.until(run_id, "ENDING")
+    await scene.signal(run_id, data="s")
+    await scene.complete(d)
+    await scene.failure(run_id)
+    await scene.call("Retry", run_id)
+    assert given(await scene.task("b")) == "s"
+    await scene.no_task()
+
+
+async def test_what_was_queued_behind_a_node_that_failed_is_begun_by_the_retry(open_scene: OpenScene) -> None:
+    """The other branch was to begin in the same decision."""
+    scene, roomy = await open_scene(max_map_items=2), await open_scene(max_map_items=3)
+    await scene.worker.capacity(0)
+    each = {"id": "each", "map": {"over": "", "do": [step("a")]}}
+    await scene.api.register(workflow(branches(each, step("b"))))
+    run_id = await scene.start([1, 2, 3])
+    assert (await scene.failure(run_id)).code == "INVALID_NODE_INPUT"
+    await roomy.call("Retry", run_id)
+    for task in await roomy.worker.tasks(4):
+        await roomy.complete(task, task.handler)
+    assert await roomy.output(run_id) == {"each": ["a", "a", "a"], "b": "b"}
+
+
+@pytest.mark.parametrize("last", ["parallel", "choose"])
+async def test_steps_do_not_run_again_because_the_output_of_the_workflow_was_broken(
+    open_scene: OpenScene, last: str
+) -> None:
+    """I5: a retry goes on behind the last node, and finds the same."""
+    scene = await open_scene(max_payload_bytes=2048)
+    text = {"type": "string"}
+    both = branches(step("a", output_schema=text), step("b", output_schema=text))
+    node = both if last == "parallel" else {"id": "which", "choose": [{"otherwise": [both]}]}
+    schema = {"type": "object", "required": ["a"], "properties": {"a": text}}
+    await scene.api.register(workflow(node, output_schema=schema))
+    run_id = await scene.start()
+    for task in await scene.tasks("a", "b"):
+        await scene.complete(task, "x" * 1500)  # together more than a payload: {"count": 2}
+    for retry in range(3):
+        assert (await scene.failure(run_id)).code == "OUTPUT_SCHEMA_MISMATCH"
+        assert (await scene.kinds(run_id)).count("run_retried") == retry
+        assert await count(scene.dsn, "stopped_task") == 1
+        await scene.call("Retry", run_id)
+    await scene.no_task()
+    assert len(await scene.events(run_id, "step_completed")) == 2
+
+
+@pytest.mark.parametrize("code", ["RUN_TIMEOUT", "DEFINITION_REMOVED"])
+async def test_a_step_may_fail_with_any_code_and_be_retried(scene: Scene, code: str) -> None:
+    run_id = await scene.run(step("a"))
+    await scene.fail(await scene.task("a"), code=code)
+    assert (await scene.failure(run_id)).code == code
+    await scene.call("Retry", run_id)
+    await scene.do("a")
+    await scene.output(run_id)
