@@ -116,6 +116,8 @@ class Fold:
                         changes.commands.append((act, UnknownDefinition(ctx.graph.broken)))
                 case Fire() | Deliver():  # found again
                     changes.handled.append(act)
+                    steps.block_broken(ctx)
+                    ctx.settle()
 
     async def _command(self, ctx: RunContext | None, command: Command) -> Any:
         if ctx is None or ctx.run.namespace != command.namespace:

@@ -107,6 +107,15 @@ def report_broken(ctx: RunContext, report: Report) -> Answer:
     return _park(ctx, report, task, failure)
 
 
+def block_broken(ctx: RunContext) -> None:
+    """Something is due for a run whose definition can't be read: it waits for a person, once told."""
+    if ctx.state in (RunState.PENDING, RunState.RUNNING, RunState.WAITING):
+        failure = Failure(FailureKind.PERMANENT, "UNKNOWN_DEFINITION", ctx.graph.broken)
+        ctx.run.failure = failure.to_json()
+        ctx.event(EventType.RUN_BLOCKED, detail={"failure": failure_json(failure)})
+        ctx.control.blocked = True
+
+
 def _checkpoint(ctx: RunContext, task: TaskRow, checkpoint: Checkpoint) -> Answer:
     """A state for the next attempt. It counts only if its number is larger than the stored one."""
     if checkpoint.number <= task.checkpoint_number:
