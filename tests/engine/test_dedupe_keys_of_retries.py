@@ -1,0 +1,58 @@
+"""Runs with one dedupe key that are retried at the same moment: one of them goes on (semantics: starting a run)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from tests.engine.flows import OpenScene, Scene, state_of, step, workflow
+from tests.engine.rows import count, fetch, holding
+from tests.fixtures.refusals import decode
+from tests.fixtures.waiting import eventually, until_blocked
+
+RUNS = 6
+HOLD = "select 1 from run where run_id = %s for update"
+
+
+async def test_of_failed_runs_with_one_key_that_are_retried_in_one_batch_one_goes_on(open_scene: OpenScene) -> None:
+    """As when an operator retries all of a workflow that failed."""
+    scene = await open_scene(lanes=1, lock_timeout=5.0)
+    await scene.api.register(workflow({"id": "wait", "wait_signal": "go"}, workflow_id="other"))
+    other = await scene.start(workflow_id="other")
+    runs = await _failed_runs(scene)
+    lane = scene.server.app.engine.lanes[0]
+    async with holding(scene.dsn, HOLD, [other]):
+        signalling = asyncio.create_task(scene.signal(other, "x"))
+        await until_blocked(scene.dsn)
+        retries = [asyncio.create_task(_retry(scene, run_id)) for run_id in runs]
+        await eventually(lambda: lane.depth == RUNS)
+    await signalling
+    answers = await asyncio.gather(*retries)
+    assert sorted(answers) == [*["KEY_TAKEN"] * (RUNS - 1), "RUNNING"]
+    [winner] = [run_id for run_id, answer in zip(runs, answers, strict=True) if answer == "RUNNING"]
+    assert await count(scene.dsn, "run", "dedupe_key = 'k' and ended_at is null") == 1
+    assert await fetch(scene.dsn, "select run_id::text from run_key where key = 'k'") == [(winner,)]
+    assert await scene.start(dedupe_key="k") == winner, "it holds the key"
+    await scene.do("a")
+    await scene.output(winner)
+    await scene.no_task()
+
+
+async def _failed_runs(scene: Scene) -> list[str]:
+    await scene.api.register(workflow(step("a")))
+    runs = []
+    for _ in range(RUNS):
+        run_id = await scene.start(dedupe_key="k")
+        await scene.fail(await scene.task("a"))
+        await scene.failure(run_id)
+        runs.append(run_id)
+    return runs
+
+
+async def _retry(scene: Scene, run_id: str) -> str:
+    """The state that the answer names, or the reason of the refusal."""
+    try:
+        return state_of(await scene.call("Retry", run_id))
+    except grpc.aio.AioRpcError as error:
+        return decode(error).reason

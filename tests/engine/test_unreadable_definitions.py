@@ -1,0 +1,81 @@
+"""Definitions that this release can't read are told as such to whoever asks for what needs them; others go on."""
+
+from __future__ import annotations
+
+from tests.engine.flows import ONCE, OpenScene, Scene, step, workflow
+from tests.engine.rows import count, execute
+from tests.fixtures.refusals import refused
+
+DAMAGE = "update definition set manifest = '{\"newer\": 1}' where workflow_id = 'wf'"
+
+
+async def _as_of_a_newer_release(scene: Scene, open_scene: OpenScene) -> Scene:
+    """The server comes back, and can't read the workflow any more."""
+    await scene.server.stop()
+    await execute(scene.dsn, DAMAGE)
+    return await open_scene()
+
+
+async def test_a_start_under_a_definition_that_can_not_be_read_is_refused_with_the_reason(
+    open_scene: OpenScene,
+) -> None:
+    scene = await open_scene()
+    await scene.api.register(workflow(step("a")))
+    await scene.api.register(workflow(step("b"), workflow_id="good"))
+    scene = await _as_of_a_newer_release(scene, open_scene)
+    with refused("UNKNOWN_DEFINITION") as refusal:
+        await scene.start()
+    assert "read" in refusal.error.message
+    await scene.start(workflow_id="good")
+    await scene.do("b")
+
+
+async def test_a_child_whose_definition_can_not_be_read_fails_its_node_once(open_scene: OpenScene) -> None:
+    """Its start is not delivered again and again."""
+    scene = await open_scene()
+    await scene.api.register(workflow(step("a")))
+    await scene.api.register(workflow(step("b"), {"id": "sub", "workflow": "wf"}, workflow_id="parent"))
+    run_id = await scene.start(workflow_id="parent")
+    b = await scene.task("b")
+    await scene.worker.capacity(0)
+    await scene.worker.release(b)
+    scene = await _as_of_a_newer_release(scene, open_scene)
+    await scene.do("b")
+    failure = await scene.failure(run_id)
+    assert failure.code == "CHILD_FAILED"
+    assert "UNKNOWN_DEFINITION" in failure.message
+    assert await count(scene.dsn, "message") == 0
+
+
+async def test_a_run_whose_undo_failed_can_be_terminated_and_not_retried_without_its_definition(
+    open_scene: OpenScene,
+) -> None:
+    scene = await open_scene()
+    run_id = await scene.run(step("a", undo={"retry": ONCE}), step("b"))
+    await scene.do("a")
+    await scene.fail(await scene.task("b"))
+    await scene.fail(await scene.task("undo-a"))
+    await scene.until(run_id, "BLOCKED")
+    scene = await _as_of_a_newer_release(scene, open_scene)
+    for more in ({}, {"skip_undo": True, "reason": "by hand"}):
+        with refused("UNKNOWN_DEFINITION"):
+            await scene.call("Retry", run_id, **more)
+    assert (await scene.until(run_id, "BLOCKED")).failure.code == "UNDO_FAILED"
+    await scene.call("Terminate", run_id)
+    await scene.failure(run_id, "TERMINATED")
+
+
+async def test_a_run_that_can_not_be_read_is_terminated_with_its_open_child(open_scene: OpenScene) -> None:
+    scene = await open_scene()
+    await scene.api.register(workflow(step("b"), workflow_id="child"))
+    run_id = await scene.run({"id": "sub", "workflow": "child"})
+    b = await scene.task("b")
+    await scene.worker.capacity(0)
+    await scene.worker.release(b)
+    scene = await _as_of_a_newer_release(scene, open_scene)
+    b = await scene.task("b")
+    await scene.call("Terminate", run_id)
+    await scene.failure(run_id, "TERMINATED")
+    await scene.until(b.task.run_id, "ENDING")
+    await scene.worker.release(b)
+    await scene.failure(b.task.run_id, "CANCELLED")
