@@ -37,6 +37,7 @@ EACH: dict[str, tuple[tuple[Any, ...], set[str]]] = {
     "request": (("r",), {"request_pkey"}),
     "run_state": ((), {"run_pkey"}),
     "pending_start": ((), {"message_once"}),
+    "child_on_its_way": (("00000000-0000-4000-8000-000000000001",), {"message_once"}),
     "update_scope": ((2, 2, 2, 2), {"scope_pkey"}),
     "update_undo": ((4, 2), {"undo_pkey"}),
     "cancel_task": ((2, NOW, "RUN_ENDED"), {"task_pkey"}),

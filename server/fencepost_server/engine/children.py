@@ -113,6 +113,8 @@ async def take_up(ctx: RunContext, left: list[ChildRow]) -> None:
             return
         found = await ctx.read("run_state", child.child_run_id)
         if not found:
+            if await ctx.read("child_on_its_way", child.child_run_id, ctx.run.run_id):
+                continue
             ctx.control.open_children -= 1
             ctx.changes.rows.add("delete_child", child.run_id, child.seq)
             index, place, value = _where(child)

@@ -38,6 +38,7 @@ _READS: dict[str, tuple[type[Column], ...]] = {
     "request": (Uuids, Texts),
     "run_state": (Uuids,),
     "pending_start": (Uuids,),
+    "child_on_its_way": (Uuids, Uuids),
     "key_holder": (Texts, Texts, Texts),
     "removed": (Texts, Texts, Blobs),
     "take_key": (Texts, Texts, Texts, Uuids, Blobs, Blobs),

@@ -216,6 +216,13 @@ cross join lateral (
     select k.c = any(p.removed) as removed from deployment p where p.namespace = k.a and p.workflow_id = k.b for share
 ) d;
 
+-- name: child_on_its_way
+-- Is the start of a child, or what its parent is told of it, still to be delivered? index: message_once
+select k.ord, true
+from unnest(%(a)s, %(b)s) with ordinality k(a, b, ord)
+where exists (select from message m where m.target_run = k.a and m.kind = 1)
+   or exists (select from message m where m.target_run = k.b and m.kind = 4 and m.source_run = k.a);
+
 -- name: key_holder
 -- The run that holds a dedupe key, locked until the commit. index: run_key_pkey
 select k.ord, r.run_id
