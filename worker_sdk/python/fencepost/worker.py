@@ -33,7 +33,7 @@ logger = logging.getLogger("fencepost.worker")
 MAX_SLOTS = 10_000
 MAX_HANDLERS = 1_000
 MAX_WORKER_NAME = 200
-DEFAULT_FRAME_BYTES = 3 << 20
+DEFAULT_FRAME_BYTES = 8 << 20
 _USERS_LOOP_TIMEOUT = 2.0
 
 
