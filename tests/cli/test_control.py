@@ -137,6 +137,17 @@ async def test_of_several_runs_those_that_refuse_are_told_and_the_others_are_don
     assert as_json.documents[1]["error"]["reason"] == "RUN_NOT_FOUND"
 
 
+@pytest.mark.parametrize("command", [("cancel",), ("runs", "wait")])
+async def test_bytes_on_standard_input_that_are_no_text_are_told_as_such(
+    fencepost: Program, command: tuple[str, ...]
+) -> None:
+    process = await fencepost.start(*command, "-")
+    out, err = await asyncio.wait_for(process.communicate(b"\xff\xfe\n"), 20)
+    assert (process.returncode, out) == (2, b"")
+    assert b"standard input is not UTF-8 text (byte 0)" in err
+    assert b"Traceback" not in err
+
+
 async def test_a_payload_that_is_no_json_is_refused(fencepost: Program, api: Api) -> None:
     [run_id] = await start_runs(api, 1)
     result = await fencepost("signal", "go", run_id, "--payload", "{")

@@ -65,10 +65,15 @@ def wait(
 
 
 def given(words: Sequence[str]) -> Iterator[str]:
-    """The ids among words of the command line, and in place of - those on standard input."""
+    """The ids among words of the command line, and in place of - those on standard input. Raises WrongUsage if what
+    comes there is no text.
+    """
     for word in words:
         if word == "-":
-            yield from sys.stdin.read().split()
+            try:
+                yield from sys.stdin.buffer.read().decode("utf-8").split()
+            except UnicodeDecodeError as error:
+                raise WrongUsage(f"standard input is not UTF-8 text (byte {error.start})") from None
         else:
             yield word
 
