@@ -31,7 +31,7 @@ class Timers:
         self._config = config
         self._database = database
         self._submit = submit
-        self._due = asyncio.get_running_loop().time()
+        self._due = asyncio.get_running_loop().time() + _FAR  # the probe tells what there is
         self._under_way: set[tuple[str, int, int]] = set()
         self._after: DueTimer | None = None
         self.loop = Loop("timers", self.run_once)
@@ -81,7 +81,7 @@ class Outbox:
         self._config = config
         self._database = database
         self._submit = submit
-        self._waiting = True
+        self._waiting = False  # the probe tells what there is
         self._after = 0
         self._under_way: set[int] = set()
         self.loop = Loop("outbox", self.run_once)

@@ -168,13 +168,21 @@ def test_a_session_that_has_to_end_takes_no_more_tasks() -> None:
 def test_answers_go_before_tasks() -> None:
     desk = Desk()
     session = new_session(desk=desk)
-    session.settle((), [leased(1)])
+    session.settle((), [leased(1), leased(4)])
     taken(session)
     complete(session, 2, [leased(1)])
     session.settle([(desk.reports[0], OK)], [leased(2), leased(3)])
-    session.revoke((leased(2).run_id, 2, 1), "LEASE_EXPIRED")
+    session.revoke((leased(4).run_id, 2, 1), "LEASE_EXPIRED")
     session.tick()
     assert [frame.WhichOneof("frame") for frame in taken(session)] == ["ack", "revoke", "ping", "tasks"]
+
+
+def test_what_is_said_of_a_task_comes_behind_it() -> None:
+    session = new_session()
+    session.settle((), [leased(2), leased(3)])
+    session.revoke((leased(2).run_id, 2, 1), "RUN_TERMINATED")
+    session.cancel((leased(3).run_id, 2, 1), "RUN_CANCELLED", 5.0)
+    assert [frame.WhichOneof("frame") for frame in taken(session)] == ["tasks", "revoke", "cancel"]
 
 
 def test_a_stream_whose_pings_are_not_answered_gets_no_more_tasks_then_ends() -> None:
