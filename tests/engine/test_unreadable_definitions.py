@@ -5,15 +5,18 @@ from __future__ import annotations
 from tests.engine.flows import ONCE, OpenScene, Scene, step, workflow
 from tests.engine.rows import count, execute
 from tests.fixtures.refusals import refused
+from tests.fixtures.waiting import eventually
 
+MANY = 45
+"""More than the pages of one look."""
 DAMAGE = "update definition set manifest = '{\"newer\": 1}' where workflow_id = 'wf'"
 
 
-async def _as_of_a_newer_release(scene: Scene, open_scene: OpenScene) -> Scene:
+async def _as_of_a_newer_release(scene: Scene, open_scene: OpenScene, **settings: int) -> Scene:
     """The server comes back, and can't read the workflow any more."""
     await scene.server.stop()
     await execute(scene.dsn, DAMAGE)
-    return await open_scene()
+    return await open_scene(**settings)
 
 
 async def test_a_start_under_a_definition_that_can_not_be_read_is_refused_with_the_reason(
@@ -79,3 +82,44 @@ async def test_a_run_that_can_not_be_read_is_terminated_with_its_open_child(open
     await scene.until(b.task.run_id, "ENDING")
     await scene.worker.release(b)
     await scene.failure(b.task.run_id, "CANCELLED")
+
+
+async def test_timers_that_nothing_can_be_decided_about_hide_none_behind_them(open_scene: OpenScene) -> None:
+    """More of them than one look takes, and all of them due before."""
+    scene = await open_scene()
+    await scene.api.register(workflow({"id": "nap", "sleep": "1h"}))
+    await scene.api.register(workflow({"id": "nap", "sleep": "1h"}, workflow_id="good"))
+    for _ in range(MANY):
+        await scene.start()
+    good = await scene.start(workflow_id="good")
+    await scene.server.stop()
+    await execute(scene.dsn, DAMAGE)
+    await execute(scene.dsn, "update timer set fire_at = now() - interval '1 minute' where run_id <> %s", [good])
+    await execute(scene.dsn, "update timer set fire_at = now() where run_id = %s", [good])
+    scene = await open_scene(timer_batch=1)
+    await scene.output(good)
+    assert await count(scene.dsn, "timer") == MANY, "they are there for when it can be read again"
+
+
+async def test_messages_that_nothing_can_be_decided_about_hide_none_behind_them(open_scene: OpenScene) -> None:
+    scene = await open_scene()
+    child = {"id": "sub", "workflow": "child"}
+    await scene.api.register(workflow(step("b"), workflow_id="child"))
+    await scene.api.register(workflow(child))
+    await scene.api.register(workflow(child, workflow_id="good"))
+    for _ in range(MANY):
+        await scene.start()
+    tasks = await scene.worker.tasks(MANY)
+    await scene.worker.capacity(0)
+    await scene.worker.release(*tasks)
+    scene = await _as_of_a_newer_release(scene, open_scene, outbox_batch=1)
+    for task in await scene.worker.tasks(MANY):
+        await scene.complete(task)
+
+    async def ended() -> bool:
+        return await count(scene.dsn, "message") == MANY
+
+    await eventually(ended)
+    good = await scene.start(workflow_id="good")
+    await scene.do("b", output=1)
+    assert await scene.output(good) == 1
