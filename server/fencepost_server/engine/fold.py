@@ -114,6 +114,9 @@ class Fold:
                         changes.commands.append((act, await self._command(ctx, act)))
                     else:
                         changes.commands.append((act, UnknownDefinition(ctx.graph.broken)))
+                case Deliver() if ctx.state.final:  # whatever it says, it changes nothing any more
+                    changes.handled.append(act)
+                    changes.rows.add("delete_message", act.message_id)
                 case Fire() | Deliver():  # found again
                     changes.handled.append(act)
                     steps.block_broken(ctx)

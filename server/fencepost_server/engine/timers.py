@@ -22,6 +22,7 @@ from fencepost_server.store.extras import DueTimer
 _MAX_PAGES = 40
 _FAR = 3600.0
 _AGAIN = 0.05
+_PUT_OFF_BYTES = 1 << 20
 
 
 class Timers:
@@ -63,12 +64,18 @@ class Timers:
             page = await extras.due_timers(self._database, after, self._config.timer_batch)
             fresh = [timer for timer in page if (timer.run_id, timer.seq, timer.kind) not in self._under_way]
             self._under_way.update((timer.run_id, timer.seq, timer.kind) for timer in fresh)
-            self._submit([Fire(t.run_id, t.namespace, t.seq, TimerKind(t.kind), self._done) for t in fresh])
+            self._submit([self._fire(timer) for timer in fresh])
             if len(page) < self._config.timer_batch:
                 return
             after = page[-1]
         self._after = after
         self.due_in(_AGAIN)
+
+    def _fire(self, timer: DueTimer) -> Fire:
+        kind = TimerKind(timer.kind)
+        # What was put off was too much for one batch: a few of them fill the next.
+        size = _PUT_OFF_BYTES if kind is TimerKind.PUT_OFF else 0
+        return Fire(timer.run_id, timer.namespace, timer.seq, kind, self._done, size=size)
 
     def _done(self, fire: Fire) -> None:
         self._under_way.discard((fire.run_id, fire.seq, fire.kind))
