@@ -27,7 +27,7 @@ from fencepost_server.domain.errors import (
 )
 from fencepost_server.domain.graph import Graph
 from fencepost_server.domain.model import Ended
-from fencepost_server.engine import births
+from fencepost_server.engine import delivery
 from fencepost_server.engine.catalog import Catalog
 from fencepost_server.engine.changes import Changes, Eager, Limits, Rows
 from fencepost_server.engine.context import Environment, UndoOrders
@@ -92,7 +92,7 @@ class Committer:
         again = [op.run_id for op in starts if op.again]
         locked = await batch.lock_and_read(
             session,
-            {(op.namespace, op.workflow_id) for op in starts} | births.workflows(delivers),
+            {(op.namespace, op.workflow_id) for op in starts} | delivery.workflows(delivers),
             {op.run_id for op in acts},
             {(op.run_id, op.task_id) for op in reports},
             skip_locked=skip_locked,
@@ -105,7 +105,7 @@ class Committer:
             acts = [op for op in acts if op.run_id not in known]
         changes = Changes(locked.clock.now)
         if delivers:
-            acts = await births.deliverable(session, acts, changes)
+            acts = await delivery.deliverable(session, acts, changes)
         graphs = await self._catalog.graphs(session, {run.definition_hash for run in locked.runs.values()})
         fold = Fold(
             Environment(
@@ -119,7 +119,7 @@ class Committer:
         if starts:
             making, answered = await self._start(session, starts, locked, existing)
         if delivers:
-            born, acts = await self._births(session, acts, locked, changes)
+            born, acts = await self._new_children(session, acts, locked, changes)
             making += born
         await self._drive(session, fold.foldings(making, acts), changes)
         return Decided(changes, answered), skipped
@@ -140,17 +140,17 @@ class Committer:
             for folding in foldings:
                 folding.close()  # of a batch that fails, some have not even begun
 
-    async def _births(
+    async def _new_children(
         self, session: Session, acts: list[Act], locked: Locked, changes: Changes
     ) -> tuple[list[tuple[Start, Graph]], list[Act]]:
         """The children that are to be started; the others of them have answers for their parents."""
-        wanted, acts = await births.wanted(session, acts, locked, changes)
+        wanted, acts = await delivery.wanted(session, acts, locked, changes)
         graphs = await self._catalog.graphs_for_starts(session, [start for start, _ in wanted], locked.active)
         making = []
         for start, deliver in wanted:
             outcome = _checked(start, graphs, locked)
             if isinstance(outcome, FencepostError):
-                births.refuse(deliver, outcome, changes)
+                delivery.refuse(deliver, outcome, changes)
             else:
                 making.append((start, outcome))
         return making, acts
