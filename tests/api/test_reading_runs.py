@@ -199,8 +199,10 @@ async def test_requests_to_read_are_told_all_of_their_faults(api: Api) -> None:
         with refused("INVALID_REQUEST", grpc.StatusCode.INVALID_ARGUMENT) as refusal:
             await call(request, timeout=DEADLINE)
         assert refusal.error.paths == paths
-    with refused("INVALID_REQUEST"):
-        await anext(api.watch(NOBODY, after_seq=-1))
+    for after_seq in (-1, 1 << 62):
+        with refused("INVALID_REQUEST") as refusal:
+            await anext(api.watch(NOBODY, after_seq=after_seq))
+        assert refusal.error.violations == (("after_seq", "must be between 0 and 2^62"),)
 
 
 async def test_a_history_is_read_in_pages_of_any_size(

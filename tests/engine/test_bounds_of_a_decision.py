@@ -130,3 +130,17 @@ async def test_children_with_large_outputs_are_heard_of_a_few_at_a_time(open_sce
         await eventually(all_wait)
     assert await scene.output(run_id) == {"count": CHILDREN}
     assert await _most_written(scene, EventType.CHILD_ENDED) <= MEBIBYTE
+
+
+async def test_what_all_items_of_a_map_take_from_is_read_once(open_scene: OpenScene) -> None:
+    """A thousand items that take from five earlier values begin in the time of one transaction, which is short here."""
+    scene = await open_scene(batch_timeout=3.0)
+    sources = {name: {"$from": f"{name}#"} for name in "abcd"}
+    item = step("e", input={**sources, "all": {"$from": "#"}})
+    each = {"id": "each", "map": {"over": "", "max_parallel": 1000, "do": [item]}}
+    run_id = await scene.run(*(step(name) for name in "abcd"), each, data="x" * 10_000)
+    await scene.do("a", "b", "c", output=1)
+    d = await scene.task("d")
+    await scene.worker.capacity(0)
+    await scene.complete(d, list(range(1000)))
+    assert await count(scene.dsn, "task", "run_id = %s", [run_id]) == 1000

@@ -83,6 +83,12 @@ async def test_a_run_that_can_not_be_read_is_terminated_with_its_open_child(open
     await scene.worker.release(b)
     await scene.failure(b.task.run_id, "CANCELLED")
 
+    async def nothing_is_left() -> bool:
+        return await count(scene.dsn, "message") == 0
+
+    await eventually(nothing_is_left)
+    assert await count(scene.dsn, "task") == await count(scene.dsn, "child") == 0
+
 
 async def test_timers_that_nothing_can_be_decided_about_hide_none_behind_them(open_scene: OpenScene) -> None:
     """More of them than one look takes, and all of them due before."""

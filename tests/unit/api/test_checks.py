@@ -89,6 +89,16 @@ def test_an_empty_value_stands_for_the_default() -> None:
     checks.done()
 
 
+@pytest.mark.parametrize("nanos", [10**9, 2**31 - 1, -(10**9)])
+def test_a_duration_whose_nanos_are_a_second_or_more_is_none(nanos: int) -> None:
+    checks = Checks()
+    checks.seconds(Duration(seconds=5, nanos=nanos), "t", 10)
+    with pytest.raises(InvalidRequest) as failure:
+        checks.done()
+    [violation] = failure.value.violations
+    assert (violation.path, "nanos" in violation.message) == ("t", True)
+
+
 def test_faults_are_gathered_and_raised_together() -> None:
     checks = Checks()
     checks.name("", "a")
