@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.engine.flows import ONCE, OpenScene, Scene, step, workflow
-from tests.engine.rows import count, execute
+from tests.engine.rows import count, execute, fetch
 from tests.fixtures.refusals import refused
 from tests.fixtures.waiting import eventually
 
@@ -17,6 +19,20 @@ async def _as_of_a_newer_release(scene: Scene, open_scene: OpenScene, **settings
     await scene.server.stop()
     await execute(scene.dsn, DAMAGE)
     return await open_scene(**settings)
+
+
+async def _let_nobody_work(scene: Scene) -> None:
+    await scene.worker.capacity(0)
+    await scene.worker.sync()
+
+
+async def _until_ready(scene: Scene, tasks: int) -> None:
+    """Children have begun, and nobody has their steps."""
+
+    async def ready() -> bool:
+        return await count(scene.dsn, "task", "lease_session is null") == tasks
+
+    await eventually(ready)
 
 
 async def test_a_start_under_a_definition_that_can_not_be_read_is_refused_with_the_reason(
@@ -38,10 +54,8 @@ async def test_a_child_whose_definition_can_not_be_read_fails_its_node_once(open
     scene = await open_scene()
     await scene.api.register(workflow(step("a")))
     await scene.api.register(workflow(step("b"), {"id": "sub", "workflow": "wf"}, workflow_id="parent"))
+    await _let_nobody_work(scene)
     run_id = await scene.start(workflow_id="parent")
-    b = await scene.task("b")
-    await scene.worker.capacity(0)
-    await scene.worker.release(b)
     scene = await _as_of_a_newer_release(scene, open_scene)
     await scene.do("b")
     failure = await scene.failure(run_id)
@@ -71,10 +85,9 @@ async def test_a_run_whose_undo_failed_can_be_terminated_and_not_retried_without
 async def test_a_run_that_can_not_be_read_is_terminated_with_its_open_child(open_scene: OpenScene) -> None:
     scene = await open_scene()
     await scene.api.register(workflow(step("b"), workflow_id="child"))
+    await _let_nobody_work(scene)
     run_id = await scene.run({"id": "sub", "workflow": "child"})
-    b = await scene.task("b")
-    await scene.worker.capacity(0)
-    await scene.worker.release(b)
+    await _until_ready(scene, 1)
     scene = await _as_of_a_newer_release(scene, open_scene)
     b = await scene.task("b")
     await scene.call("Terminate", run_id)
@@ -88,6 +101,33 @@ async def test_a_run_that_can_not_be_read_is_terminated_with_its_open_child(open
 
     await eventually(nothing_is_left)
     assert await count(scene.dsn, "task") == await count(scene.dsn, "child") == 0
+
+
+@pytest.mark.parametrize("by", ["a timer", "a child"])
+async def test_a_run_that_only_waits_is_blocked_by_what_it_waits_for_until_it_can_be_read(
+    open_scene: OpenScene, by: str
+) -> None:
+    scene = await open_scene()
+    await scene.api.register(workflow(step("b"), workflow_id="child"))
+    node = {"id": "nap", "sleep": "1h"} if by == "a timer" else {"id": "sub", "workflow": "child"}
+    await _let_nobody_work(scene)
+    run_id = await scene.run(node)
+    if by == "a child":
+        await _until_ready(scene, 1)
+    [(manifest,)] = await fetch(scene.dsn, "select manifest::text from definition where workflow_id = 'wf'")
+    scene = await _as_of_a_newer_release(scene, open_scene)
+    assert await scene.state(run_id) == "WAITING"
+    if by == "a timer":
+        await scene.hurry(run_id, "SLEEP")
+    else:
+        await scene.do("b")
+    assert (await scene.until(run_id, "BLOCKED")).failure.code == "UNKNOWN_DEFINITION"
+    await scene.no_task()
+    assert (await scene.kinds(run_id)).count("run_blocked") == 1, "once, however often it is found again"
+    await scene.server.stop()
+    await execute(scene.dsn, "update definition set manifest = %s where workflow_id = 'wf'", [manifest])
+    scene = await open_scene()
+    await scene.output(run_id)
 
 
 async def test_timers_that_nothing_can_be_decided_about_hide_none_behind_them(open_scene: OpenScene) -> None:
@@ -113,11 +153,10 @@ async def test_messages_that_nothing_can_be_decided_about_hide_none_behind_them(
     await scene.api.register(workflow(step("b"), workflow_id="child"))
     await scene.api.register(workflow(child))
     await scene.api.register(workflow(child, workflow_id="good"))
+    await _let_nobody_work(scene)
     for _ in range(MANY):
         await scene.start()
-    tasks = await scene.worker.tasks(MANY)
-    await scene.worker.capacity(0)
-    await scene.worker.release(*tasks)
+    await _until_ready(scene, MANY)
     scene = await _as_of_a_newer_release(scene, open_scene, outbox_batch=1)
     for task in await scene.worker.tasks(MANY):
         await scene.complete(task)
