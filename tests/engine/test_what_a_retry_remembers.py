@@ -55,7 +55,7 @@ async def test_a_step_that_was_taken_has_no_queue_timeout_after_a_retry(scene: S
     assert await scene.output(run_id) == 1
 
 
-@pytest.mark.parametrize("back", ["after it has passed"])
+@pytest.mark.parametrize("back", ["before it passes", "after it has passed"])
 async def test_a_step_that_came_back_unbegun_has_no_queue_timeout_any_more(scene: Scene, back: str) -> None:
     """A worker had it: it was over with that."""
     run_id = await scene.run(step("a", queue_timeout="1h"))

@@ -70,7 +70,7 @@ AS_A_WHOLE: dict[str, tuple[dict[str, Any], set[str], int]] = {
     "lock_messages": ({"ids": Ints(range(1, 21))}, {"message_pkey"}, 100),
     "delete_message": ({"a": Ints(range(1, 21))}, {"message_pkey"}, 100),
     "due_timers": (
-        {"after_at": NOW - timedelta(days=1000), "after_run": SOME[0], "after_seq": 0, "limit": 500},
+        {"after_at": NOW - timedelta(days=1000), "after_run": SOME[0], "after_seq": 0, "after_kind": 0, "limit": 500},
         {"timer_due"},
         600,
     ),

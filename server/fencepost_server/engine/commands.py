@@ -360,8 +360,7 @@ async def _step_timed_out(ctx: RunContext, timer: TimerRow, kind: TimerKind, tas
     if not rows:
         return
     task = TaskRow(*rows[0])
-    taken = task.attempt > 0 or task.lease_session is not None or TaskExtra.from_json(task.extra).acted
-    if kind is TimerKind.QUEUE_TIMEOUT and taken:
+    if kind is TimerKind.QUEUE_TIMEOUT and task.token > 0:  # a worker had it, also if it came back
         return
     _fired(ctx, timer)
     step = ctx.graph.nodes[task.node_index].node

@@ -142,7 +142,8 @@ def step_over(ctx: RunContext, node: GraphNode, seq: int, task: TaskRow, extra: 
     control.open_steps -= 1
     if retryable:
         control.extras = True
-        task.token = next_token(task.token, ctx.env.epoch)
+        if task.token:  # 0: no worker has had it yet
+            task.token = next_token(task.token, ctx.env.epoch)
         ctx.changes.rows.add("insert_stopped", task.run_id, task.task_id, stopped_task(task))
 
 

@@ -142,6 +142,7 @@ async def due_timers(database: Database, after: DueTimer | None, limit: int) -> 
             "after_at": datetime.min.replace(year=1970, tzinfo=PARKED_UNTIL.tzinfo) if after is None else after.fire_at,
             "after_run": "00000000-0000-0000-0000-000000000000" if after is None else after.run_id,
             "after_seq": 0 if after is None else after.seq,
+            "after_kind": 0 if after is None else after.kind,
             "limit": limit,
         },
     )

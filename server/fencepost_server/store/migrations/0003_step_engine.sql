@@ -51,7 +51,7 @@ create table timer (
     place json not null,                                          -- node, scope, item
     constraint timer_pkey primary key (run_id, seq, kind)
 ) with (autovacuum_vacuum_scale_factor = 0.05);
-create index timer_due on timer (fire_at, run_id, seq) where not parked;
+create index timer_due on timer (fire_at, run_id, seq, kind) where not parked;
 
 create table wait (
     run_id uuid not null,

@@ -401,8 +401,8 @@ delete from undo where run_id = any(%(a)s);
 -- do not hide those behind them. index: timer_due
 select run_id, seq, kind, namespace, fire_at from timer
 where not parked and fire_at <= (select clock_timestamp())
-  and (fire_at, run_id, seq) > (%(after_at)s, %(after_run)s, %(after_seq)s)
-order by fire_at, run_id, seq limit %(limit)s;
+  and (fire_at, run_id, seq, kind) > (%(after_at)s, %(after_run)s, %(after_seq)s, %(after_kind)s)
+order by fire_at, run_id, seq, kind limit %(limit)s;
 
 -- name: messages
 -- What is to be delivered, in order, without locks. index: message_pkey
