@@ -128,7 +128,7 @@ async def test_of_several_runs_those_that_refuse_are_told_and_the_others_are_don
     result = await fencepost("pause", first, "-", UNKNOWN_RUN, "no-uuid", stdin=f"{second}\n{first} ")
     assert result.code == 1
     assert [line.split() for line in result.out.splitlines()] == [["RUN", "STATE"], [second, "PAUSED"]]
-    told = result.error.splitlines()
+    told = [line for line in result.error.splitlines() if line.startswith("fencepost: ")]
     assert [line.split(":")[1].strip() for line in told] == [first, UNKNOWN_RUN, "no-uuid"]
     assert [line.split(":")[2].strip() for line in told] == ["ILLEGAL_TRANSITION", "RUN_NOT_FOUND", "INVALID_REQUEST"]
     as_json = await fencepost("pause", second, UNKNOWN_RUN, "--json")
@@ -153,6 +153,20 @@ async def test_a_payload_that_is_no_json_is_refused(fencepost: Program, api: Api
     result = await fencepost("signal", "go", run_id, "--payload", "{")
     assert result.code == 1
     assert f"{run_id}: INVALID_JSON: " in result.error
+
+
+async def test_a_refused_payload_is_told_with_what_is_wrong_where(fencepost: Program, api: Api) -> None:
+    schema = {"type": "object", "required": ["by"], "properties": {"who": {"type": "string"}}}
+    nodes = [{"id": "approval", "wait_signal": "approve", "timeout": "7d", "output_schema": schema}]
+    await api.register(json.dumps({"id": "wf", "compatibility_id": "1", "sequence": nodes}))
+    run_id = (await api.start()).run_id
+    result = await fencepost("signal", "approve", run_id, "--payload", '{"who":1}')
+    assert (result.code, result.out) == (1, "")
+    told, titles, *faults = result.error.splitlines()
+    assert told.startswith(f"fencepost: {run_id}: INPUT_SCHEMA_MISMATCH: ")
+    assert titles.split() == ["PATH", "FAULT"]
+    assert any("required" in fault for fault in faults)
+    assert any(fault.split()[0].endswith("who") for fault in faults)
 
 
 def test_a_server_that_can_not_be_reached_is_told_once_and_not_for_each_run() -> None:

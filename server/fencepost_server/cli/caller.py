@@ -121,14 +121,21 @@ def with_caller(function: Command, *, without: tuple[str, ...] = ()) -> Command:
 def refusal(error: FencepostError, caller: Caller) -> CommandFailed:
     """What a server, or the lack of one, said, for people or as JSON."""
     from fencepost_server.cli.documents import error_document
-    from fencepost_server.cli.output import aligned, as_json, visible
+    from fencepost_server.cli.output import as_json, visible
 
     if caller.json:
         return CommandFailed(as_json({"error": error_document(error)}), bare=True)
     if error.reason == "UNREACHABLE":
         return CommandFailed(f"no server answers at {caller.address}: {visible(error.message)}")
+    return CommandFailed(refusal_text(error))
+
+
+def refusal_text(error: FencepostError) -> str:
+    """The reason of a refusal and what it says, with a table of what is wrong where, if it says so."""
+    from fencepost_server.cli.output import aligned, visible
+
     text = f"{error.reason}: {visible(error.message)}"
-    if error.violations:
-        rows = [(violation.path or "(whole)", violation.message) for violation in error.violations]
-        text += "\n" + aligned(("PATH", "FAULT"), rows, indent=2)
-    return CommandFailed(text)
+    if not error.violations:
+        return text
+    rows = [(violation.path or "(whole)", violation.message) for violation in error.violations]
+    return text + "\n" + aligned(("PATH", "FAULT"), rows, indent=2)

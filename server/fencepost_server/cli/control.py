@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fencepost_server.cli.caller import Caller
+from fencepost_server.cli.caller import Caller, refusal_text
 from fencepost_server.cli.faults import FAILURE, CommandFailed, WrongUsage
 from fencepost_server.cli.matching import MOST_RUNS, Chosen
 from fencepost_server.cli.output import show_table, visible, write_json, write_line
@@ -235,9 +235,8 @@ def _show(caller: Caller, asked: Asked, *, named: bool) -> None:
             titles = ("RUN", "STATE", "EVENT") if done[0].seq else ("RUN", "STATE")
             show_table(titles, [(a.run_id, a.state, str(a.seq))[: len(titles)] for a in done], whole=titles)
         for answer in asked.refused:
-            error = answer.error
-            reason = "" if error is None else f"{error.reason}: {error.message}"
-            typer.echo(f"fencepost: {visible(answer.run_id)}: {visible(reason)}", err=True)
+            reason = "" if answer.error is None else refusal_text(answer.error)
+            typer.echo(f"fencepost: {visible(answer.run_id)}: {reason}", err=True)
     if asked.left:
         raise CommandFailed(f"no server answers at {caller.address}: {asked.left} runs were not asked")
     if asked.more:
