@@ -46,6 +46,18 @@ async def test_people_see_what_a_run_waits_for_and_how_far_its_steps_are(
     assert "ending" not in document
 
 
+async def test_the_failure_of_a_node_that_is_no_step_names_no_attempt(fencepost: Program, api: Api) -> None:
+    sequence = [{"id": "approval", "wait_signal": "approve", "timeout": "1ms"}]
+    await api.register(json.dumps({"id": "wf", "compatibility_id": "1", "sequence": sequence}))
+    run_id = (await api.start()).run_id
+    failure = (await api.wait(run_id)).failure
+    assert (failure.code, failure.attempt) == ("SIGNAL_TIMEOUT", 0)
+    for command in ("wait", "get", "history"):
+        told = (await fencepost("runs", command, run_id)).out
+        assert "PERMANENT SIGNAL_TIMEOUT at approval: " in told, command
+        assert "attempt" not in told, command
+
+
 async def test_a_history_tells_of_branches_waits_choices_and_ends(
     fencepost: Program, api: Api, server: InProcessServer, connect_worker: ConnectWorker
 ) -> None:

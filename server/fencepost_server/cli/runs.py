@@ -112,7 +112,8 @@ def failure_text(failure: Failure | None) -> str:
     """A failure in one line; '' for none."""
     if failure is None:
         return ""
-    where = f" at {failure.node_id}, attempt {failure.attempt}" if failure.node_id else ""
+    where = f" at {failure.node_id}" if failure.node_id else ""
+    where += f", attempt {failure.attempt}" if where and failure.attempt else ""  # only steps have attempts
     return f"{failure.kind.value} {failure.code}{where}: {failure.message}"
 
 
