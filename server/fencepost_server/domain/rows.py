@@ -93,7 +93,7 @@ class TaskExtra:
     @property
     def place(self) -> Place:
         """Where in the run it is."""
-        return Place(self.scope, self.item)
+        return Place(self.scope, self.item) if self.scope else TOP
 
     def to_json(self) -> str | None:
         """As stored: None if there is nothing special."""

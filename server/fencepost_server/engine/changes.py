@@ -23,6 +23,8 @@ from fencepost_server.engine.operations import (
 )
 
 TaskKey = tuple[str, int]
+Blocked = tuple[str, str, str]
+"""run_id, workflow_id and the code of the failure of a run that waits for a person."""
 EventRow = tuple[
     str, int, int, datetime, int | None, int | None, int | None, int | None, int | None, bytes | None, str | None,
     bytes | None, str | None, str | None,
@@ -95,6 +97,7 @@ class Changes:
     """(session_id, run_id, task_id, token, reason, seconds) of leases whose holders should stop."""
     ready: list[Ready] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
+    blocked: list[Blocked] = field(default_factory=list)
     freed_keys: list[RunRow] = field(default_factory=list)
     """Runs that have ended and held a dedupe key."""
     changed: set[str] = field(default_factory=set)

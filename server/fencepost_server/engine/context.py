@@ -332,7 +332,7 @@ class RunContext:
         )
         if payload is not None:
             self.written += payload.size
-        if place != TOP:
+        if place is not TOP and place != TOP:
             detail = {**(detail or {}), "scope": place.scope, "item": place.item}
         self.changes.rows.events.append(
             (run.run_id, seq, kind, run.last_event_at, node_index, task_id, token, attempt, input_seq, digest,
@@ -370,7 +370,8 @@ class RunContext:
         key = (task.run_id, task.task_id)
         self.tasks.pop(task.task_id, None)
         rows = self.changes.rows
-        rows.changed_tasks.pop(key, None)
+        if rows.changed_tasks:
+            rows.changed_tasks.pop(key, None)
         rows.gone_tasks.append(key)
         if task.checkpoint_number and not keep_checkpoint:
             rows.add("delete_checkpoint", *key)

@@ -17,6 +17,7 @@ from fencepost_server.config import Config
 from fencepost_server.domain.errors import FencepostError, Internal, ServerDraining, SessionTimedOut
 from fencepost_server.domain.model import LeasedTask
 from fencepost_server.engine import leases
+from fencepost_server.engine.blocked import BlockedRuns
 from fencepost_server.engine.catalog import Catalog
 from fencepost_server.engine.changes import Ready, by_session
 from fencepost_server.engine.commit import Committer, Decided
@@ -78,6 +79,7 @@ class Engine:
         self.listener = Listener(config, self.server_id, self.dispatcher.hint, self._ended, self._stop)
         self.remover = Remover(self.database, self.reads, self.submit)
         self.retention = Retention(config, self.database)
+        self.blocked = BlockedRuns()
         self.draining = False
         self.loops = [
             self.dispatcher.loop,
@@ -131,6 +133,7 @@ class Engine:
         """End everything at once."""
         await asyncio.gather(*(loop.stop() for loop in self.loops))
         await asyncio.gather(*(lane.stop() for lane in self.lanes))
+        self.blocked.flush()
         await self.database.close()
         await self.reads.close()
 
@@ -244,6 +247,7 @@ class Engine:
         if changes.messages:
             self.outbox.wake()
         self.watches.changed(changes.changed)
+        self.blocked.add(changes.blocked)
         self._ended(changes.ended)
         self.notifier.add(changes.ready, changes.ended, elsewhere)
 

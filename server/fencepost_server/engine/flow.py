@@ -63,7 +63,7 @@ def _put_off(ctx: RunContext, activations: list[Activation]) -> None:
 
 
 async def _enter(ctx: RunContext, node: GraphNode, place: Place, value: Value) -> None:
-    if place == TOP and node.parent is None:
+    if node.parent is None:
         ctx.run.node_index = node.index
     if node.mapping is not None or node.arrival:
         try:

@@ -46,7 +46,7 @@ def schedule(ctx: RunContext, node: GraphNode, place: Place, value: Value) -> No
     work = node.work
     assert work is not None  # only steps are scheduled
     task_id = ctx.event(EventType.STEP_SCHEDULED, node_index=node.index, input_seq=value.seq, place=place)
-    extra = PLAIN if place == TOP else TaskExtra(scope=place.scope, item=place.item)
+    extra = PLAIN if place is TOP or place == TOP else TaskExtra(scope=place.scope, item=place.item)
     offering.offer(ctx, node, work, task_id, value, extra)
     start_timeouts(ctx, node, task_id, place)
 
@@ -113,6 +113,7 @@ def block_broken(ctx: RunContext) -> None:
         failure = Failure(FailureKind.PERMANENT, "UNKNOWN_DEFINITION", ctx.graph.broken)
         ctx.run.failure = failure.to_json()
         ctx.event(EventType.RUN_BLOCKED, detail={"failure": failure_json(failure)})
+        ctx.changes.blocked.append((ctx.run.run_id, ctx.run.workflow_id, failure.code))
         ctx.control.blocked = True
 
 
@@ -256,6 +257,7 @@ def _park(ctx: RunContext, report: Report, task: TaskRow, failure: Failure) -> A
     task.last_failure = ctx.run.failure = failure.to_json()
     task.visible_at = PARKED_UNTIL
     ctx.event(EventType.RUN_BLOCKED, detail={"failure": failure_json(failure)})
+    ctx.changes.blocked.append((ctx.run.run_id, ctx.run.workflow_id, failure.code))
     ctx.control.blocked = True
     if ctx.is_ending:
         ctx.run.state = RunState.BLOCKED

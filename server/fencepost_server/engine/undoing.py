@@ -99,6 +99,7 @@ def failed(ctx: RunContext, task: TaskRow, extra: TaskExtra, failure: Failure) -
     ctx.run.failure = blocked.to_json()
     ctx.run.state = RunState.BLOCKED
     ctx.event(EventType.RUN_BLOCKED, detail={"failure": failure_json(blocked)})
+    ctx.changes.blocked.append((ctx.run.run_id, ctx.run.workflow_id, blocked.code))
 
 
 async def skip(ctx: RunContext, reason: str) -> None:

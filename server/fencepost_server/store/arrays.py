@@ -37,6 +37,8 @@ class Column(list[Any]):
         """The array in Postgres's binary form: one dimension, lower bound 1."""
         if not self:
             return struct.pack("!iii", 0, 0, self.element_oid)
+        if self[0] is None and self.count(None) == len(self):  # as many columns of a batch are
+            return struct.pack("!iiiii", 1, 1, self.element_oid, len(self), 1) + _NULL * len(self)
         return struct.pack("!iiiii", 1, 1 if None in self else 0, self.element_oid, len(self), 1) + self.elements()
 
 
