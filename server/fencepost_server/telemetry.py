@@ -40,6 +40,11 @@ class EngineCollector(Collector):
             "Fire times of schedules that could not start a run.",
             value=engine.firing.failures,
         )
+        yield CounterMetricFamily(
+            "fencepost_runs_blocked",
+            "Times that a run was BLOCKED: it waits for a person.",
+            value=engine.blocked.count,
+        )
         depth = GaugeMetricFamily("fencepost_lane_depth", "Operations that wait for a lane.", labels=["lane"])
         batches = CounterMetricFamily("fencepost_lane_batches", "Transactions of a lane.", labels=["lane"])
         operations = CounterMetricFamily(
