@@ -24,7 +24,7 @@ from fencepost_server.domain.nodes import (
     SleepNode,
     StepNode,
 )
-from fencepost_server.domain.rows import TOP, Place, ScopeRow
+from fencepost_server.domain.rows import Place, ScopeRow
 from fencepost_server.domain.violation import Violation
 from fencepost_server.engine import children, ending, steps
 from fencepost_server.engine.context import Activation, NotJson, RunContext, Value

@@ -344,7 +344,8 @@ class RunNotCompleted(FencepostError):
     default_reason = "RUN_NOT_COMPLETED"
 
     def __init__(self, run: Run, failure: Failure) -> None:
-        where = f" at node {failure.node_id}, attempt {failure.attempt}" if failure.node_id else ""
+        where = f" at node {failure.node_id}" if failure.node_id else ""
+        where += f", attempt {failure.attempt}" if failure.attempt else ""  # a node that is no step has none
         how = run.state.value.lower()
         what = f"run {run.run_id} {how}" if how == "failed" else f"run {run.run_id} was {how}"
         super().__init__(f"{what}{where}: {failure.kind.value} {failure.code}: {failure.message}")
