@@ -29,6 +29,7 @@ from fencepost_server.engine.operations import (
     Fire,
     MessageKind,
     Report,
+    ReportKind,
     Start,
     Started,
 )
@@ -56,7 +57,24 @@ class Fold:
         new = {start.run_id: (start, graph) for start, graph in starts}
         foldings = [self._start_and_fold(*new[run_id], by_run.pop(run_id, ())) for run_id in new]
         contexts = self._contexts(by_run)
-        return foldings + [self._fold(contexts.get(run_id), some) for run_id, some in by_run.items()]
+        for run_id, some in by_run.items():
+            ctx = contexts.get(run_id)
+            if ctx is None or not ctx.graph.simple or not self._fold_plain(ctx, some):
+                foldings.append(self._fold(ctx, some))
+        return foldings
+
+    def _fold_plain(self, ctx: RunContext, acts: Sequence[Act]) -> bool:
+        """Fold the one completion of a plain sequence at once. False if it is something else, and nothing was done."""
+        act = acts[0]
+        if len(acts) > 1 or ctx.plain is not None or type(act) is not Report or act.kind is not ReportKind.COMPLETE:
+            return False
+        if act.namespace != ctx.run.namespace:
+            return False
+        answer = steps.complete_plain(ctx, act)
+        if answer is None:
+            return False
+        self.env.changes.reports.append((act, answer))
+        return True
 
     def _contexts(self, run_ids: Mapping[str, object]) -> dict[str, RunContext]:
         found = {

@@ -88,6 +88,35 @@ async def report(ctx: RunContext, report: Report) -> Answer:
             return await _expire(ctx, report, task, extra)
 
 
+def complete_plain(ctx: RunContext, report: Report) -> Answer | None:
+    """A completion in a plain sequence, where nothing has to be asked for: what ``report`` and what follows would do,
+    in one go. It is most of what a busy server does, and takes half the time so. None: it is not that simple.
+    """
+    task = ctx.tasks.get(report.task_id)
+    if task is None or task.token != report.token or task.lease_session is None or task.extra is not None:
+        return None
+    node = ctx.graph.nodes[task.node_index]
+    output = report.output or NULL
+    if node.checks and output.binary is None and node.violations(report.value):
+        return None
+    run = ctx.run
+    run.state = RunState.RUNNING
+    completed = ctx.event(
+        EventType.STEP_COMPLETED, node_index=task.node_index, task_id=task.task_id, token=task.token,
+        attempt=task.attempt, digest=report.digest, payload=output,
+    )  # fmt: skip
+    ctx.remove_task(task)
+    if node.next is None:
+        run.output_seq = completed
+        ctx.event(EventType.RUN_COMPLETED, input_seq=completed)
+        ending.end(ctx, RunState.COMPLETED)
+    else:
+        ctx.report = report
+        run.node_index = node.next
+        schedule(ctx, ctx.graph.nodes[node.next], TOP, Value(completed, output.size, output))
+    return OK
+
+
 def report_broken(ctx: RunContext, report: Report) -> Answer:
     """A report on a run whose definition can't be read. What a worker has done is refused, and its lease left to it;
     a task that comes back is parked, with its reason.

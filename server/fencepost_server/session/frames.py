@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost_server.domain.errors import InvalidFrame
-from fencepost_server.domain.model import Checkpoint, LeasedTask, Outcome, Payload
+from fencepost_server.domain.model import Checkpoint, LeasedTask, Outcome, Payload, TaskKind
 from fencepost_server.engine.operations import Answer, Report, ReportKind
 from fencepost_server.wire.payloads import (
     duration,
@@ -92,7 +92,7 @@ def _duration(seconds: float) -> Duration:
 
 def task_message(task: LeasedTask) -> pb.Task:
     """A task on lease, as its worker is told of it."""
-    return pb.Task(
+    message = pb.Task(
         task=pb.TaskRef(run_id=task.run_id, task_id=task.task_id, fencing_token=task.token),
         kind=pb.TaskKind.ValueType(task.kind),
         workflow_id=task.workflow_id,
@@ -106,11 +106,17 @@ def task_message(task: LeasedTask) -> pb.Task:
         feedback=None if task.feedback is None else failure_out(task.feedback),
         idempotency_key=f"{task.run_id}/{task.task_id}",
         user_id=task.user_id,
-        checkpoint=None if task.checkpoint is None else _checkpoint_message(task.checkpoint),
-        undo_output=None if task.undo_output is None else payload_out(task.undo_output),
-        unfinished=task.unfinished,
-        step_idempotency_key=f"{task.run_id}/{task.step}" if task.step else "",
     )
+    # Set only where there is something: most tasks are plain steps, and each field takes its time.
+    if task.checkpoint is not None:
+        message.checkpoint.CopyFrom(_checkpoint_message(task.checkpoint))
+    if task.kind is TaskKind.UNDO:
+        if task.undo_output is not None:
+            message.undo_output.CopyFrom(payload_out(task.undo_output))
+        message.unfinished = task.unfinished
+        if task.step:
+            message.step_idempotency_key = f"{task.run_id}/{task.step}"
+    return message
 
 
 def _checkpoint_message(checkpoint: Checkpoint) -> pb.CheckpointItem:
