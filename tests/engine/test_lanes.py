@@ -45,14 +45,14 @@ async def server(in_process_server: StartInProcessServer, dsn: str) -> InProcess
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> str:
     """An output that our own code trips over, as a bug would."""
-    decide = steps.report
+    decide = steps.complete_plain
 
-    async def tripping(ctx: RunContext, report: Report) -> Answer:
+    def tripping(ctx: RunContext, report: Report) -> Answer | None:
         if report.output is not None and report.output.json == POISON:
             raise ZeroDivisionError("a bug")
-        return await decide(ctx, report)
+        return decide(ctx, report)
 
-    monkeypatch.setattr(steps, "report", tripping)
+    monkeypatch.setattr(steps, "complete_plain", tripping)
     return POISON
 
 

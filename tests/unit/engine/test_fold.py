@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from fencepost_server.domain.graph import Graph, compile_graph
 from fencepost_server.domain.manifest import parse_manifest
 from fencepost_server.domain.model import (
+    PARKED_UNTIL,
     Ended,
     EventType,
     Failure,
@@ -133,7 +134,7 @@ class Store:
     def claim(self) -> None:
         """Lease what is ready, as the statement does."""
         for task in self.tasks.values():
-            if task.lease_session is None:
+            if task.lease_session is None and task.visible_at < PARKED_UNTIL:
                 task.lease_session = "s"
                 task.token = max(task.token + 1, (self.epoch << 40) + 1)
                 task.attempt += 1
