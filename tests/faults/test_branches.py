@@ -21,7 +21,7 @@ from tests.fixtures.api import DEADLINE, Api, kinds
 from tests.fixtures.raw_worker import LEASE_LOST, OK, RawWorker
 from tests.fixtures.refusals import decode
 
-RUNS = 100
+RUNS = 250
 BRANCHES = "abcd"
 FINAL = {
     "run_completed": "COMPLETED",

@@ -20,7 +20,7 @@ from fencepost_server.domain.errors import (
 )
 from fencepost_server.domain.jsontext import fingerprint, parse
 from fencepost_server.domain.model import EventType, Failure, FailureKind, RunState, TaskRow, TimerKind
-from fencepost_server.domain.nodes import StepNode
+from fencepost_server.domain.nodes import SignalNode, StepNode
 from fencepost_server.domain.rows import TOP, Place, TaskExtra, TimerRow, restarted_task
 from fencepost_server.domain.transitions import RunEvent, Verdict
 from fencepost_server.engine import children, ending, flow, offering, steps, undoing
@@ -344,10 +344,10 @@ async def _due(ctx: RunContext, timer: TimerRow) -> None:
         ctx.enter(0, TOP, value)
     elif kind is TimerKind.SIGNAL_TIMEOUT:
         signal = node.node
-        name, seconds = getattr(signal, "signal", ""), getattr(signal, "timeout_seconds", 0.0)
-        ctx.changes.rows.add("delete_wait", ctx.run.run_id, timer.seq, name)
+        assert isinstance(signal, SignalNode)  # only such nodes have this timeout
+        ctx.changes.rows.add("delete_wait", ctx.run.run_id, timer.seq, signal.signal)
         control.open_waits -= 1
-        message = f"no signal {name!r} came in {seconds:g} s"
+        message = f"no signal {signal.signal!r} came in {signal.timeout_seconds or 0:g} s"
         await ending.fail_node(ctx, node, place, value, "SIGNAL_TIMEOUT", message)
     else:
         message = f"the run took longer than {where['ms'] / 1000:g} s"
