@@ -403,6 +403,11 @@ async def test_a_child_that_completed_while_its_parent_ended_is_not_run_again(sc
     assert len(await scene.events(run_id, "child_scheduled")) == 1
 
 
+async def none_waits(scene: Scene) -> bool:
+    """No message is on its way."""
+    return await count(scene.dsn, "message") == 0
+
+
 @pytest.mark.parametrize("when", ["before", "after", "failed before", "gone"])
 async def test_a_retry_takes_up_the_child_that_was_left_alone(scene: Scene, when: str) -> None:
     """It waits for it again, or finds what has become of it; one that is not kept any more is started anew."""
@@ -420,6 +425,7 @@ async def test_a_retry_takes_up_the_child_that_was_left_alone(scene: Scene, when
         await scene.failure(b.task.run_id)
     elif when == "gone":
         await scene.call("Terminate", b.task.run_id)
+        await eventually(lambda: none_waits(scene))  # no run goes before what it has to tell was told
         await execute(scene.dsn, "delete from run where run_id = %s", [b.task.run_id])
     await scene.call("Retry", run_id)
     if when == "after":

@@ -298,5 +298,6 @@ async def removal_of_the_definition(s: Stage) -> None:
     )
     async with s.cut(commands(CommandKind.REMOVE)):
         await s.asked(lambda api: api.definitions.RemoveDefinition(request, timeout=DEADLINE))
+    await s.until_told(run_id, "run_ending")
     await s.lost(b)
     await s.do("undo-a")

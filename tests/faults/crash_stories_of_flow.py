@@ -55,6 +55,7 @@ async def timeout_of_a_step_in_total(s: Stage) -> None:
     a = await s.task("a")
     async with s.cut(fires):
         await s.hurry(run_id, "TOTAL_TIMEOUT")
+    await s.until_told(run_id, "run_failed")  # by whoever fires it in the end
     await s.lost(a)
 
 
@@ -127,6 +128,7 @@ async def cancel_of_a_child(s: Stage) -> None:
     g = await s.task("g")
     async with s.cut(delivers(MessageKind.CANCEL_CHILD)):
         await s.call("Cancel", run_id)
+    await s.until_told(g.task.run_id, "run_ending")  # by whoever delivers it in the end
     await s.complete(g)
     await s.do("undo-a")
 
@@ -138,6 +140,7 @@ async def termination_of_a_child(s: Stage) -> None:
     g = await s.task("g")
     async with s.cut(delivers(MessageKind.TERMINATE_CHILD)):
         await s.call("Cancel", run_id)
+    await s.until_told(g.task.run_id, "run_terminated")
     await s.lost(g)
     await s.do("undo-a")
 
