@@ -72,6 +72,15 @@ class GraphNode:
 
 
 @dataclass(frozen=True, slots=True)
+class Decider:
+    """Where the DECIDE tasks of a code workflow wait: ``handler`` is made of its id and its compatibility id."""
+
+    handler: str
+    queue: str
+    compatibility_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Graph:
     """A definition, ready to decide with. ``simple``: a sequence of steps, and nothing beyond."""
 
@@ -85,12 +94,14 @@ class Graph:
     """What the payload of a signal of that name has to satisfy."""
     output_checks: tuple[CompiledSchema, ...] = ()
     """What the output of the workflow has to satisfy, where no step makes it that could be told."""
+    code: Decider | None = None
+    """Of a code workflow: who decides. It has no nodes."""
     broken: str = ""
     """Why nothing can be decided with it: its manifest is gone, or this release can't read it."""
 
     def node_id(self, index: int) -> str:
         """The id of a node; empty if the definition is broken."""
-        return "" if self.broken else self.nodes[index].id
+        return "" if self.broken or self.code is not None else self.nodes[index].id
 
     def input_violations(self, value: object) -> list[Violation]:
         """Every fault of a run's input."""
@@ -121,6 +132,12 @@ def compile_graph(canonical_manifest: str) -> Graph:
 
 def compile_manifest(manifest: Manifest) -> Graph:
     """From a valid manifest."""
+    if manifest.code is not None:
+        decider = Decider(f"{manifest.workflow_id}@{manifest.compatibility_id}", manifest.code, manifest.compatibility_id)
+        return Graph(
+            manifest, manifest.hash, _compiled(manifest.input_schema), (), False, {}, {},
+            _compiled(manifest.output_schema), decider,
+        )  # fmt: skip
     flat = _flatten(manifest.nodes)
     by_id = {place.node.id: index for index, place in enumerate(flat)}
     sources = {source for place in flat if (mapping := _mapping(place.node)) for source in mapping.sources}
@@ -141,6 +158,12 @@ def compile_manifest(manifest: Manifest) -> Graph:
         {name: _compiled(*schemas) for name, schemas in signals.items()},
         _output_checks(manifest),
     )
+
+
+def compile_nodes(nodes: Sequence[Node]) -> tuple[GraphNode, ...]:
+    """Nodes that belong to no manifest: those that stand for the ops of code workflows."""
+    flat = _flatten(nodes)
+    return tuple(_compile(index, place, flat, None, set()) for index, place in enumerate(flat))
 
 
 def _output_checks(manifest: Manifest) -> tuple[CompiledSchema, ...]:
@@ -202,7 +225,7 @@ def _mapping(node: Node) -> InputMapping | None:
     return node.input if isinstance(node, StepNode | ChildNode) else None
 
 
-def _compile(index: int, place: _Flat, flat: Sequence[_Flat], manifest: Manifest, sources: set[str]) -> GraphNode:
+def _compile(index: int, place: _Flat, flat: Sequence[_Flat], manifest: Manifest | None, sources: set[str]) -> GraphNode:
     node = place.node
     undo = node.undo if isinstance(node, StepNode | ChildNode) else None
     own = node.output_schema if isinstance(node, StepNode | ChildNode | SignalNode) else None
@@ -246,7 +269,7 @@ def _work(made_of: StepNode | Undo) -> Work:
     )
 
 
-def _following(index: int, flat: Sequence[_Flat], manifest: Manifest) -> object | None:
+def _following(index: int, flat: Sequence[_Flat], manifest: Manifest | None) -> object | None:
     """The schema of what takes the output of a node, where registration could not compare the two: the step that
     makes the output is told, and can do better.
     """
@@ -257,7 +280,7 @@ def _following(index: int, flat: Sequence[_Flat], manifest: Manifest) -> object 
             return following.input_schema
         return None
     if place.parent is None:
-        return manifest.output_schema
+        return None if manifest is None else manifest.output_schema
     if isinstance(flat[place.parent].node, ChooseNode):
         return _following(place.parent, flat, manifest)
     return None

@@ -62,6 +62,8 @@ class Manifest:
     hash: bytes
     retention_seconds: float | None = None
     children: frozenset[str] = frozenset()
+    code: str | None = None
+    """Of a code workflow: the queue of its DECIDE tasks. It has no nodes."""
 
 
 class ManifestInvalid(ValueError):
@@ -89,9 +91,11 @@ def parse_manifest(text: str, *, yaml: bool = False, limits: ManifestLimits | No
     input_schema, output_schema = top.schema("input_schema"), top.schema("output_schema")
     retention_seconds = top.seconds("retention", "1m", "3650d")
     reader = NodeReader(workflow_id, limits.max_nodes, faults)
-    nodes = reader.read(top)
+    code = _read_code(top)
+    nodes = reader.read(top) if code is None else ()
     top.finish()
-    match_schemas(input_schema, output_schema, nodes, reader.unread, faults)
+    if code is None:
+        match_schemas(input_schema, output_schema, nodes, reader.unread, faults)
     _refuse(faults)
     canonical = canonical_value(top.canonical)
     size = len(canonical.encode())
@@ -108,7 +112,21 @@ def parse_manifest(text: str, *, yaml: bool = False, limits: ManifestLimits | No
         sha256(canonical.encode()).digest(),
         retention_seconds,
         frozenset(reader.children),
+        code,
     )
+
+
+def _read_code(top: ObjectReader) -> str | None:
+    """The queue of a code workflow; None if it is a graph."""
+    if "code" not in top:
+        return None
+    if "sequence" in top:
+        top.fault("sequence", "a workflow is either code or a sequence")
+    spec = top.inner("code")
+    queue = spec.name("queue", "default")
+    spec.finish()
+    top.canonical["code"] = spec.canonical
+    return queue
 
 
 def _refuse(faults: Faults) -> None:

@@ -77,6 +77,11 @@ class EventType(IntEnum):
     RUN_PAUSED = 31
     RUN_RESUMED = 32
     RUN_RETRIED = 33
+    LOCAL_STEP_ENDED = 34
+    PATCH_MARKED = 35
+    ATTRIBUTES_SET = 36
+    OP_CANCELLED = 37
+    RUN_CONTINUED = 38
 
 
 class TaskKind(IntEnum):
@@ -84,6 +89,7 @@ class TaskKind(IntEnum):
 
     STEP = 1
     UNDO = 2
+    DECIDE = 3
 
 
 class TimerKind(IntEnum):
@@ -95,6 +101,7 @@ class TimerKind(IntEnum):
     TOTAL_TIMEOUT = 4
     RUN_TIMEOUT = 5
     START_DELAY = 6
+    GRACE = 8  # of a code run that is to end: its clean-up has to be over
     PUT_OFF = 7  # no event: what was too much for one batch goes on in the next
 
 
@@ -292,10 +299,18 @@ class LeasedTask:
     """Of an UNDO: the step did not complete, but may have acted."""
     step: int = 0
     """Of an UNDO: the task of the step that is undone; 0 for a child."""
+    decide: Any = None
+    """Of a DECIDE: a domain.ops.Decide."""
 
+
+DECIDE_TASK = 1
+"""The task of a code run that decides: named by the run's first event, for all its life, so that its token only grows."""
 
 PARKED_UNTIL = datetime(9999, 1, 1, tzinfo=UTC)
 """When a task of a BLOCKED run may be taken: never, in a form that every column and clock takes."""
+
+IDLE_UNTIL = datetime(9998, 1, 1, tzinfo=UTC)
+"""When the DECIDE task of a run that waits for events may be taken: not before there is one."""
 
 FIRST_TOKEN = 1
 

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from fencepost_server.domain.errors import FencepostError
 from fencepost_server.domain.model import NULL, Checkpoint, Failure, LeasedTask, Outcome, Payload, RunState, TimerKind
+from fencepost_server.domain.ops import Advance, AdvanceAnswer, HistoryEvent
 from fencepost_server.domain.violation import Violation
 
 
@@ -26,6 +27,7 @@ class ReportKind(IntEnum):
     UNDELIVERED = 4  # by this server: leased, but never on its stream
     EXPIRE = 5  # by the sweeper
     CHECKPOINT = 6  # a state of the step, which goes on
+    ADVANCE = 7  # of a code run
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Answer:
     reason: str = ""
     message: str = ""
     violations: tuple[Violation, ...] = ()
+    advance: AdvanceAnswer | None = None
+    """Of an ADVANCE that is OK."""
 
 
 OK = Answer(Outcome.OK)
@@ -87,6 +91,9 @@ class WorkerSession(Protocol):
     def knows(self, ref: tuple[str, int, int]) -> bool:
         """Whether the lease is on its stream, or on its way there."""
 
+    def push_events(self, ref: tuple[str, int, int], after_seq: int, events: Sequence[HistoryEvent]) -> None:
+        """New events of a code run that this session holds, from ``after_seq`` on, without gaps."""
+
 
 @dataclass(slots=True, eq=False)
 class Report:
@@ -105,6 +112,10 @@ class Report:
     retry_after: float | None = None
     checkpoint: Checkpoint | None = None
     """Of a CHECKPOINT; of a FAIL, the last one, applied before it."""
+    advance: Advance | None = None
+    """Of an ADVANCE."""
+    workflow_id: str = ""
+    """Of an ADVANCE that continues as new: the workflow, as the session was told with the task."""
     session: WorkerSession | None = None
     frame_id: int = 0
     index: int = 0
@@ -121,6 +132,8 @@ class Report:
             size += len(self.failure.message) + (self.failure.feedback.size if self.failure.feedback else 0)
         if self.checkpoint is not None:
             size += self.checkpoint.state.size
+        if self.advance is not None:
+            size += self.advance.size
         return size
 
     @property

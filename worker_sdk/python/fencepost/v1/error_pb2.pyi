@@ -142,6 +142,22 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """[ABORTED] The schedule was changed since it was read. Read it again."""
     ERROR_REASON_RUN_ENDED: _ErrorReason.ValueType  # 51
     """In Revoke: the run has failed, or its definition was removed."""
+    ERROR_REASON_ADVANCE_OUT_OF_ORDER: _ErrorReason.ValueType  # 52
+    """In Ack: the number of an Advance is not the run's last one + 1. Drop the run from memory; the lease stays."""
+    ERROR_REASON_NONDETERMINISM: _ErrorReason.ValueType  # 53
+    """In a run's failure while it is BLOCKED: the code of the worker does not do what the history says; the message has the
+    difference. Run code that fits: the run goes on by itself when a worker with it connects.
+    """
+    ERROR_REASON_DECIDER_FAILING: _ErrorReason.ValueType  # 54
+    """In a run's failure while it is BLOCKED: workers failed too often to decide what it does next. It goes on by RetryRun, or
+    when another worker connects.
+    """
+    ERROR_REASON_HISTORY_TOO_LONG: _ErrorReason.ValueType  # 55
+    """In a run's failure while it is BLOCKED: its history is at its limit. Terminate it, or let the workflow continue as new."""
+    ERROR_REASON_QUERY_FAILED: _ErrorReason.ValueType  # 56
+    """[FAILED_PRECONDITION] QueryRun: the run's code has no such query, or the query raised an error; the message says which."""
+    ERROR_REASON_NO_WORKER: _ErrorReason.ValueType  # 57
+    """[UNAVAILABLE] QueryRun: no connected worker has the run's code. Also Run.waiting_reason. Start a worker."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call, a frame or an item of a frame was refused. In a google.rpc.Status it is the `reason` of an ErrorInfo with
@@ -269,4 +285,20 @@ ERROR_REASON_STALE_ETAG: ErrorReason.ValueType  # 50
 """[ABORTED] The schedule was changed since it was read. Read it again."""
 ERROR_REASON_RUN_ENDED: ErrorReason.ValueType  # 51
 """In Revoke: the run has failed, or its definition was removed."""
+ERROR_REASON_ADVANCE_OUT_OF_ORDER: ErrorReason.ValueType  # 52
+"""In Ack: the number of an Advance is not the run's last one + 1. Drop the run from memory; the lease stays."""
+ERROR_REASON_NONDETERMINISM: ErrorReason.ValueType  # 53
+"""In a run's failure while it is BLOCKED: the code of the worker does not do what the history says; the message has the
+difference. Run code that fits: the run goes on by itself when a worker with it connects.
+"""
+ERROR_REASON_DECIDER_FAILING: ErrorReason.ValueType  # 54
+"""In a run's failure while it is BLOCKED: workers failed too often to decide what it does next. It goes on by RetryRun, or
+when another worker connects.
+"""
+ERROR_REASON_HISTORY_TOO_LONG: ErrorReason.ValueType  # 55
+"""In a run's failure while it is BLOCKED: its history is at its limit. Terminate it, or let the workflow continue as new."""
+ERROR_REASON_QUERY_FAILED: ErrorReason.ValueType  # 56
+"""[FAILED_PRECONDITION] QueryRun: the run's code has no such query, or the query raised an error; the message says which."""
+ERROR_REASON_NO_WORKER: ErrorReason.ValueType  # 57
+"""[UNAVAILABLE] QueryRun: no connected worker has the run's code. Also Run.waiting_reason. Start a worker."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -176,6 +176,8 @@ class _TimerKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TimerKind.V
     """A run that has not ended in its run_timeout."""
     TIMER_KIND_START_DELAY: _TimerKind.ValueType  # 6
     """The delay of a start."""
+    TIMER_KIND_GRACE: _TimerKind.ValueType  # 8
+    """The end of the time that a code run has for its clean-up, after a cancel or a timeout."""
 
 class TimerKind(_TimerKind, metaclass=_TimerKindEnumTypeWrapper):
     """What a timer is for."""
@@ -194,6 +196,8 @@ TIMER_KIND_RUN_TIMEOUT: TimerKind.ValueType  # 5
 """A run that has not ended in its run_timeout."""
 TIMER_KIND_START_DELAY: TimerKind.ValueType  # 6
 """The delay of a start."""
+TIMER_KIND_GRACE: TimerKind.ValueType  # 8
+"""The end of the time that a code run has for its clean-up, after a cancel or a timeout."""
 Global___TimerKind: _TypeAlias = TimerKind  # noqa: Y015
 
 @_typing.final
@@ -288,6 +292,9 @@ class Run(_message.Message):
     ENDING_FIELD_NUMBER: _builtins.int
     PARENT_RUN_ID_FIELD_NUMBER: _builtins.int
     OPEN_WAITS_FIELD_NUMBER: _builtins.int
+    NEXT_RUN_ID_FIELD_NUMBER: _builtins.int
+    PREVIOUS_RUN_ID_FIELD_NUMBER: _builtins.int
+    WAITING_REASON_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Its id, a UUID in lower case."""
     namespace: _builtins.str
@@ -312,6 +319,14 @@ class Run(_message.Message):
     """What it will end as, when ENDING, UNDOING, or BLOCKED by an undo: FAILED or CANCELLED. Unset otherwise."""
     parent_run_id: _builtins.str
     """The run that started it as a child; empty if none did."""
+    next_run_id: _builtins.str
+    """The run that goes on with its work, if CONTINUED."""
+    previous_run_id: _builtins.str
+    """The run whose work it goes on with; empty for the first of a chain."""
+    waiting_reason: _builtins.str
+    """Why nothing happens, if that is known: NO_WORKER if its DECIDE task waits and no connected worker has the code. Left out
+    by ListRuns.
+    """
     @_builtins.property
     def input(self) -> _payload_pb2.Payload:
         """What it was started with. Left out by ListRuns."""
@@ -367,10 +382,13 @@ class Run(_message.Message):
         ending: Global___RunState.ValueType = ...,
         parent_run_id: _builtins.str = ...,
         open_waits: _abc.Iterable[Global___OpenWait] | None = ...,
+        next_run_id: _builtins.str = ...,
+        previous_run_id: _builtins.str = ...,
+        waiting_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "input", b"input", "output", b"output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "create_time", b"create_time", "dedupe_key", b"dedupe_key", "definition_hash", b"definition_hash", "end_time", b"end_time", "ending", b"ending", "failure", b"failure", "input", b"input", "last_seq", b"last_seq", "namespace", b"namespace", "open_steps", b"open_steps", "open_waits", b"open_waits", "output", b"output", "parent_run_id", b"parent_run_id", "priority", b"priority", "request_key", b"request_key", "run_id", b"run_id", "state", b"state", "user_id", b"user_id", "workflow_id", b"workflow_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "create_time", b"create_time", "dedupe_key", b"dedupe_key", "definition_hash", b"definition_hash", "end_time", b"end_time", "ending", b"ending", "failure", b"failure", "input", b"input", "last_seq", b"last_seq", "namespace", b"namespace", "next_run_id", b"next_run_id", "open_steps", b"open_steps", "open_waits", b"open_waits", "output", b"output", "parent_run_id", b"parent_run_id", "previous_run_id", b"previous_run_id", "priority", b"priority", "request_key", b"request_key", "run_id", b"run_id", "state", b"state", "user_id", b"user_id", "waiting_reason", b"waiting_reason", "workflow_id", b"workflow_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -441,6 +459,7 @@ class OpenStep(_message.Message):
     ITEM_FIELD_NUMBER: _builtins.int
     CHECKPOINT_NUMBER_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    DECIDE_FIELD_NUMBER: _builtins.int
     task_id: _builtins.int
     """Its task: the number of the event that scheduled it."""
     node_id: _builtins.str
@@ -469,6 +488,8 @@ class OpenStep(_message.Message):
     """See scope_id."""
     checkpoint_number: _builtins.int
     """The number of the newest checkpoint; 0 if there is none."""
+    decide: _builtins.bool
+    """True if it decides what the run, a code run, does next."""
     @_builtins.property
     def ready_time(self) -> _timestamp_pb2.Timestamp:
         """When it may be taken, or could be at first; unset if PARKED."""
@@ -505,10 +526,11 @@ class OpenStep(_message.Message):
         item: _builtins.int = ...,
         checkpoint_number: _builtins.int = ...,
         progress: _payload_pb2.Payload | None = ...,
+        decide: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_failure", b"last_failure", "lease_expire_time", b"lease_expire_time", "progress", b"progress", "ready_time", b"ready_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_number", b"checkpoint_number", "corrective_failures", b"corrective_failures", "handler", b"handler", "item", b"item", "last_failure", b"last_failure", "lease_expire_time", b"lease_expire_time", "node_id", b"node_id", "operational_failures", b"operational_failures", "progress", b"progress", "queue", b"queue", "ready_time", b"ready_time", "scope_id", b"scope_id", "state", b"state", "task_id", b"task_id", "undo", b"undo", "worker_name", b"worker_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_number", b"checkpoint_number", "corrective_failures", b"corrective_failures", "decide", b"decide", "handler", b"handler", "item", b"item", "last_failure", b"last_failure", "lease_expire_time", b"lease_expire_time", "node_id", b"node_id", "operational_failures", b"operational_failures", "progress", b"progress", "queue", b"queue", "ready_time", b"ready_time", "scope_id", b"scope_id", "state", b"state", "task_id", b"task_id", "undo", b"undo", "worker_name", b"worker_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -555,6 +577,11 @@ class Event(_message.Message):
     RUN_PAUSED_FIELD_NUMBER: _builtins.int
     RUN_RESUMED_FIELD_NUMBER: _builtins.int
     RUN_RETRIED_FIELD_NUMBER: _builtins.int
+    LOCAL_STEP_ENDED_FIELD_NUMBER: _builtins.int
+    PATCH_MARKED_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_SET_FIELD_NUMBER: _builtins.int
+    OP_CANCELLED_FIELD_NUMBER: _builtins.int
+    RUN_CONTINUED_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """Its number in the run."""
     @_builtins.property
@@ -691,7 +718,27 @@ class Event(_message.Message):
 
     @_builtins.property
     def run_retried(self) -> Global___RunRetried:
-        """The run goes on after a failure, by RetryRun."""
+        """The run goes on after a failure, by RetryRun, or because a worker with other code has come."""
+
+    @_builtins.property
+    def local_step_ended(self) -> Global___LocalStepEnded:
+        """A local step of a code run has ended."""
+
+    @_builtins.property
+    def patch_marked(self) -> Global___PatchMarked:
+        """A code run goes the way of a patch."""
+
+    @_builtins.property
+    def attributes_set(self) -> Global___AttributesSet:
+        """A code run has labelled itself."""
+
+    @_builtins.property
+    def op_cancelled(self) -> Global___OpCancelled:
+        """A code run has stopped an op."""
+
+    @_builtins.property
+    def run_continued(self) -> Global___RunContinued:
+        """The run ended, and another one goes on."""
 
     def __init__(
         self,
@@ -731,12 +778,17 @@ class Event(_message.Message):
         run_paused: Global___RunPaused | None = ...,
         run_resumed: Global___RunResumed | None = ...,
         run_retried: Global___RunRetried | None = ...,
+        local_step_ended: Global___LocalStepEnded | None = ...,
+        patch_marked: Global___PatchMarked | None = ...,
+        attributes_set: Global___AttributesSet | None = ...,
+        op_cancelled: Global___OpCancelled | None = ...,
+        run_continued: Global___RunContinued | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["child_ended", b"child_ended", "child_scheduled", b"child_scheduled", "choice_made", b"choice_made", "event_time", b"event_time", "input_built", b"input_built", "item_opened", b"item_opened", "kind", b"kind", "node_failed", b"node_failed", "run_blocked", b"run_blocked", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_ending", b"run_ending", "run_failed", b"run_failed", "run_paused", b"run_paused", "run_resumed", b"run_resumed", "run_retried", b"run_retried", "run_started", b"run_started", "run_terminated", b"run_terminated", "scope_closed", b"scope_closed", "scope_opened", b"scope_opened", "signal_awaited", b"signal_awaited", "signal_received", b"signal_received", "signal_taken", b"signal_taken", "step_cancelled", b"step_cancelled", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_retrying", b"step_retrying", "step_scheduled", b"step_scheduled", "timer_fired", b"timer_fired", "timer_started", b"timer_started", "undo_completed", b"undo_completed", "undo_failed", b"undo_failed", "undo_retrying", b"undo_retrying", "undo_scheduled", b"undo_scheduled", "undo_skipped", b"undo_skipped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attributes_set", b"attributes_set", "child_ended", b"child_ended", "child_scheduled", b"child_scheduled", "choice_made", b"choice_made", "event_time", b"event_time", "input_built", b"input_built", "item_opened", b"item_opened", "kind", b"kind", "local_step_ended", b"local_step_ended", "node_failed", b"node_failed", "op_cancelled", b"op_cancelled", "patch_marked", b"patch_marked", "run_blocked", b"run_blocked", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_continued", b"run_continued", "run_ending", b"run_ending", "run_failed", b"run_failed", "run_paused", b"run_paused", "run_resumed", b"run_resumed", "run_retried", b"run_retried", "run_started", b"run_started", "run_terminated", b"run_terminated", "scope_closed", b"scope_closed", "scope_opened", b"scope_opened", "signal_awaited", b"signal_awaited", "signal_received", b"signal_received", "signal_taken", b"signal_taken", "step_cancelled", b"step_cancelled", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_retrying", b"step_retrying", "step_scheduled", b"step_scheduled", "timer_fired", b"timer_fired", "timer_started", b"timer_started", "undo_completed", b"undo_completed", "undo_failed", b"undo_failed", "undo_retrying", b"undo_retrying", "undo_scheduled", b"undo_scheduled", "undo_skipped", b"undo_skipped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["child_ended", b"child_ended", "child_scheduled", b"child_scheduled", "choice_made", b"choice_made", "event_time", b"event_time", "input_built", b"input_built", "item_opened", b"item_opened", "kind", b"kind", "node_failed", b"node_failed", "run_blocked", b"run_blocked", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_ending", b"run_ending", "run_failed", b"run_failed", "run_paused", b"run_paused", "run_resumed", b"run_resumed", "run_retried", b"run_retried", "run_started", b"run_started", "run_terminated", b"run_terminated", "scope_closed", b"scope_closed", "scope_opened", b"scope_opened", "seq", b"seq", "signal_awaited", b"signal_awaited", "signal_received", b"signal_received", "signal_taken", b"signal_taken", "step_cancelled", b"step_cancelled", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_retrying", b"step_retrying", "step_scheduled", b"step_scheduled", "timer_fired", b"timer_fired", "timer_started", b"timer_started", "undo_completed", b"undo_completed", "undo_failed", b"undo_failed", "undo_retrying", b"undo_retrying", "undo_scheduled", b"undo_scheduled", "undo_skipped", b"undo_skipped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes_set", b"attributes_set", "child_ended", b"child_ended", "child_scheduled", b"child_scheduled", "choice_made", b"choice_made", "event_time", b"event_time", "input_built", b"input_built", "item_opened", b"item_opened", "kind", b"kind", "local_step_ended", b"local_step_ended", "node_failed", b"node_failed", "op_cancelled", b"op_cancelled", "patch_marked", b"patch_marked", "run_blocked", b"run_blocked", "run_cancelled", b"run_cancelled", "run_completed", b"run_completed", "run_continued", b"run_continued", "run_ending", b"run_ending", "run_failed", b"run_failed", "run_paused", b"run_paused", "run_resumed", b"run_resumed", "run_retried", b"run_retried", "run_started", b"run_started", "run_terminated", b"run_terminated", "scope_closed", b"scope_closed", "scope_opened", b"scope_opened", "seq", b"seq", "signal_awaited", b"signal_awaited", "signal_received", b"signal_received", "signal_taken", b"signal_taken", "step_cancelled", b"step_cancelled", "step_completed", b"step_completed", "step_failed", b"step_failed", "step_retrying", b"step_retrying", "step_scheduled", b"step_scheduled", "timer_fired", b"timer_fired", "timer_started", b"timer_started", "undo_completed", b"undo_completed", "undo_failed", b"undo_failed", "undo_retrying", b"undo_retrying", "undo_scheduled", b"undo_scheduled", "undo_skipped", b"undo_skipped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run_started", "step_scheduled", "step_retrying", "step_completed", "step_failed", "run_completed", "run_failed", "run_blocked", "timer_started", "timer_fired", "signal_awaited", "signal_received", "signal_taken", "scope_opened", "item_opened", "scope_closed", "choice_made", "input_built", "child_scheduled", "child_ended", "node_failed", "run_ending", "step_cancelled", "undo_scheduled", "undo_retrying", "undo_completed", "undo_failed", "undo_skipped", "run_cancelled", "run_terminated", "run_paused", "run_resumed", "run_retried"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run_started", "step_scheduled", "step_retrying", "step_completed", "step_failed", "run_completed", "run_failed", "run_blocked", "timer_started", "timer_fired", "signal_awaited", "signal_received", "signal_taken", "scope_opened", "item_opened", "scope_closed", "choice_made", "input_built", "child_scheduled", "child_ended", "node_failed", "run_ending", "step_cancelled", "undo_scheduled", "undo_retrying", "undo_completed", "undo_failed", "undo_skipped", "run_cancelled", "run_terminated", "run_paused", "run_resumed", "run_retried", "local_step_ended", "patch_marked", "attributes_set", "op_cancelled", "run_continued"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -751,13 +803,21 @@ class RunStarted(_message.Message):
     WORKFLOW_ID_FIELD_NUMBER: _builtins.int
     DEFINITION_HASH_FIELD_NUMBER: _builtins.int
     INPUT_FIELD_NUMBER: _builtins.int
+    CONTINUED_FROM_RUN_ID_FIELD_NUMBER: _builtins.int
+    DEADLINE_TIME_FIELD_NUMBER: _builtins.int
     workflow_id: _builtins.str
     """The workflow."""
     definition_hash: _builtins.str
     """The definition that the run is pinned to: SHA-256 in hex."""
+    continued_from_run_id: _builtins.str
+    """Of a run that goes on for another: that run; empty otherwise."""
     @_builtins.property
     def input(self) -> _payload_pb2.Payload:
         """The run's input."""
+
+    @_builtins.property
+    def deadline_time(self) -> _timestamp_pb2.Timestamp:
+        """When the chain of runs must have ended; unset if there is no such time."""
 
     def __init__(
         self,
@@ -765,10 +825,12 @@ class RunStarted(_message.Message):
         workflow_id: _builtins.str = ...,
         definition_hash: _builtins.str = ...,
         input: _payload_pb2.Payload | None = ...,
+        continued_from_run_id: _builtins.str = ...,
+        deadline_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deadline_time", b"deadline_time", "input", b"input"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition_hash", b"definition_hash", "input", b"input", "workflow_id", b"workflow_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continued_from_run_id", b"continued_from_run_id", "deadline_time", b"deadline_time", "definition_hash", b"definition_hash", "input", b"input", "workflow_id", b"workflow_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -786,6 +848,9 @@ class StepScheduled(_message.Message):
     INPUT_SEQ_FIELD_NUMBER: _builtins.int
     SCOPE_ID_FIELD_NUMBER: _builtins.int
     ITEM_FIELD_NUMBER: _builtins.int
+    OP_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
+    INPUT_HASH_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The node in the definition."""
     handler: _builtins.str
@@ -798,6 +863,14 @@ class StepScheduled(_message.Message):
     """The parallel or map node that it is in: the number of its ScopeOpened event; 0 for none."""
     item: _builtins.int
     """Which branch or item of it, from 0."""
+    op: _builtins.int
+    """Of a code run: the op's number, from 1."""
+    input_hash: _builtins.bytes
+    """Of a code run: as the worker sent it."""
+    @_builtins.property
+    def input(self) -> _payload_pb2.Payload:
+        """Of a code run: the input. (input_seq is this event's own number.)"""
+
     def __init__(
         self,
         *,
@@ -807,10 +880,13 @@ class StepScheduled(_message.Message):
         input_seq: _builtins.int = ...,
         scope_id: _builtins.int = ...,
         item: _builtins.int = ...,
+        op: _builtins.int = ...,
+        input: _payload_pb2.Payload | None = ...,
+        input_hash: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handler", b"handler", "input_seq", b"input_seq", "item", b"item", "node_id", b"node_id", "queue", b"queue", "scope_id", b"scope_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handler", b"handler", "input", b"input", "input_hash", b"input_hash", "input_seq", b"input_seq", "item", b"item", "node_id", b"node_id", "op", b"op", "queue", b"queue", "scope_id", b"scope_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1022,15 +1098,23 @@ class TimerStarted(_message.Message):
     FIRE_TIME_FIELD_NUMBER: _builtins.int
     SCOPE_ID_FIELD_NUMBER: _builtins.int
     ITEM_FIELD_NUMBER: _builtins.int
+    OP_FIELD_NUMBER: _builtins.int
+    DELAY_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The node; empty for a start delay."""
     scope_id: _builtins.int
     """See StepScheduled.scope_id."""
     item: _builtins.int
     """See StepScheduled.item."""
+    op: _builtins.int
+    """Of a code run: the op's number."""
     @_builtins.property
     def fire_time(self) -> _timestamp_pb2.Timestamp:
         """When it fires, by the database's clock, or later."""
+
+    @_builtins.property
+    def delay(self) -> _duration_pb2.Duration:
+        """Of a code run: the delay that it asked for."""
 
     def __init__(
         self,
@@ -1039,10 +1123,12 @@ class TimerStarted(_message.Message):
         fire_time: _timestamp_pb2.Timestamp | None = ...,
         scope_id: _builtins.int = ...,
         item: _builtins.int = ...,
+        op: _builtins.int = ...,
+        delay: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fire_time", b"fire_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay", "fire_time", b"fire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fire_time", b"fire_time", "item", b"item", "node_id", b"node_id", "scope_id", b"scope_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay", "fire_time", b"fire_time", "item", b"item", "node_id", b"node_id", "op", b"op", "scope_id", b"scope_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1089,6 +1175,7 @@ class SignalAwaited(_message.Message):
     TIMEOUT_TIME_FIELD_NUMBER: _builtins.int
     SCOPE_ID_FIELD_NUMBER: _builtins.int
     ITEM_FIELD_NUMBER: _builtins.int
+    OP_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The node."""
     signal_name: _builtins.str
@@ -1097,6 +1184,8 @@ class SignalAwaited(_message.Message):
     """See StepScheduled.scope_id."""
     item: _builtins.int
     """See StepScheduled.item."""
+    op: _builtins.int
+    """Of a code run: the op's number."""
     @_builtins.property
     def timeout_time(self) -> _timestamp_pb2.Timestamp:
         """When the wait gives up; unset if it does not."""
@@ -1109,10 +1198,11 @@ class SignalAwaited(_message.Message):
         timeout_time: _timestamp_pb2.Timestamp | None = ...,
         scope_id: _builtins.int = ...,
         item: _builtins.int = ...,
+        op: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timeout_time", b"timeout_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["item", b"item", "node_id", b"node_id", "scope_id", b"scope_id", "signal_name", b"signal_name", "timeout_time", b"timeout_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["item", b"item", "node_id", b"node_id", "op", b"op", "scope_id", b"scope_id", "signal_name", b"signal_name", "timeout_time", b"timeout_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1354,6 +1444,9 @@ class ChildScheduled(_message.Message):
     INPUT_SEQ_FIELD_NUMBER: _builtins.int
     SCOPE_ID_FIELD_NUMBER: _builtins.int
     ITEM_FIELD_NUMBER: _builtins.int
+    OP_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
+    INPUT_HASH_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The node."""
     child_run_id: _builtins.str
@@ -1366,6 +1459,14 @@ class ChildScheduled(_message.Message):
     """See StepScheduled.scope_id."""
     item: _builtins.int
     """See StepScheduled.item."""
+    op: _builtins.int
+    """Of a code run: the op's number."""
+    input_hash: _builtins.bytes
+    """Of a code run: as the worker sent it."""
+    @_builtins.property
+    def input(self) -> _payload_pb2.Payload:
+        """Of a code run: the input."""
+
     def __init__(
         self,
         *,
@@ -1375,10 +1476,13 @@ class ChildScheduled(_message.Message):
         input_seq: _builtins.int = ...,
         scope_id: _builtins.int = ...,
         item: _builtins.int = ...,
+        op: _builtins.int = ...,
+        input: _payload_pb2.Payload | None = ...,
+        input_hash: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["child_run_id", b"child_run_id", "input_seq", b"input_seq", "item", b"item", "node_id", b"node_id", "scope_id", b"scope_id", "workflow_id", b"workflow_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["child_run_id", b"child_run_id", "input", b"input", "input_hash", b"input_hash", "input_seq", b"input_seq", "item", b"item", "node_id", b"node_id", "op", b"op", "scope_id", b"scope_id", "workflow_id", b"workflow_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1460,7 +1564,7 @@ Global___NodeFailed: _TypeAlias = NodeFailed  # noqa: Y015
 
 @_typing.final
 class RunEnding(_message.Message):
-    """The run is about to end. The first cause wins."""
+    """The run is about to end. The first cause wins. To the function of a code run this is a cancellation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1817,3 +1921,171 @@ class RunRetried(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunRetried: _TypeAlias = RunRetried  # noqa: Y015
+
+@_typing.final
+class LocalStepEnded(_message.Message):
+    """A local step of a code run has ended: one event, written when it is over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OP_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    INPUT_HASH_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
+    op: _builtins.int
+    """The op's number."""
+    name: _builtins.str
+    """The step's name."""
+    input_hash: _builtins.bytes
+    """As the worker sent it."""
+    attempts: _builtins.int
+    """How many attempts there were."""
+    fencing_token: _builtins.int
+    """The fencing token of the DECIDE task under which it ran."""
+    @_builtins.property
+    def output(self) -> _payload_pb2.Payload:
+        """What it returned, if it completed."""
+
+    @_builtins.property
+    def failure(self) -> Global___Failure:
+        """Why its last attempt failed, if it did not."""
+
+    def __init__(
+        self,
+        *,
+        op: _builtins.int = ...,
+        name: _builtins.str = ...,
+        input_hash: _builtins.bytes = ...,
+        output: _payload_pb2.Payload | None = ...,
+        failure: Global___Failure | None = ...,
+        attempts: _builtins.int = ...,
+        fencing_token: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "output", b"output"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "failure", b"failure", "fencing_token", b"fencing_token", "input_hash", b"input_hash", "name", b"name", "op", b"op", "output", b"output"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocalStepEnded: _TypeAlias = LocalStepEnded  # noqa: Y015
+
+@_typing.final
+class PatchMarked(_message.Message):
+    """A code run goes the way of a patch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATCH_ID_FIELD_NUMBER: _builtins.int
+    patch_id: _builtins.str
+    """The patch."""
+    def __init__(
+        self,
+        *,
+        patch_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["patch_id", b"patch_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PatchMarked: _TypeAlias = PatchMarked  # noqa: Y015
+
+@_typing.final
+class AttributesSet(_message.Message):
+    """A code run has labelled itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class AttributesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    OP_FIELD_NUMBER: _builtins.int
+    op: _builtins.int
+    """The op's number."""
+    @_builtins.property
+    def attributes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What was set; an empty value took the attribute away."""
+
+    def __init__(
+        self,
+        *,
+        attributes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        op: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "op", b"op"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttributesSet: _TypeAlias = AttributesSet  # noqa: Y015
+
+@_typing.final
+class OpCancelled(_message.Message):
+    """A code run has stopped an op."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OP_FIELD_NUMBER: _builtins.int
+    OF_SEQ_FIELD_NUMBER: _builtins.int
+    op: _builtins.int
+    """The op's number."""
+    of_seq: _builtins.int
+    """The event that began it."""
+    def __init__(
+        self,
+        *,
+        op: _builtins.int = ...,
+        of_seq: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["of_seq", b"of_seq", "op", b"op"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpCancelled: _TypeAlias = OpCancelled  # noqa: Y015
+
+@_typing.final
+class RunContinued(_message.Message):
+    """The run ended as CONTINUED."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEXT_RUN_ID_FIELD_NUMBER: _builtins.int
+    next_run_id: _builtins.str
+    """The run that goes on, in the same chain."""
+    def __init__(
+        self,
+        *,
+        next_run_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_run_id", b"next_run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunContinued: _TypeAlias = RunContinued  # noqa: Y015

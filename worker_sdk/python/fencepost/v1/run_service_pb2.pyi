@@ -686,6 +686,7 @@ class GetHistoryRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    AFTER_SEQ_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The namespace; "default" when empty."""
     run_id: _builtins.str
@@ -694,6 +695,8 @@ class GetHistoryRequest(_message.Message):
     """1 to 1,000. Default: 100. A page ends early at 2 MiB."""
     page_token: _builtins.str
     """next_page_token of the page before. Empty for the first."""
+    after_seq: _builtins.int
+    """Begin after this event, if page_token is empty. Default: 0, with the first."""
     def __init__(
         self,
         *,
@@ -701,10 +704,11 @@ class GetHistoryRequest(_message.Message):
         run_id: _builtins.str = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        after_seq: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "page_size", b"page_size", "page_token", b"page_token", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_seq", b"after_seq", "namespace", b"namespace", "page_size", b"page_size", "page_token", b"page_token", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1105,3 +1109,69 @@ class RetryRunResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RetryRunResponse: _TypeAlias = RetryRunResponse  # noqa: Y015
+
+@_typing.final
+class QueryRunRequest(_message.Message):
+    """A question to a code run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace; "default" when empty."""
+    run_id: _builtins.str
+    """The run. Required."""
+    name: _builtins.str
+    """Which of the function's queries; at most 200 characters. Required."""
+    @_builtins.property
+    def input(self) -> _payload_pb2.Payload:
+        """Its arguments. Default: JSON null."""
+
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long to wait for a worker's answer, up to 60 s. Default: 10 s."""
+
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        input: _payload_pb2.Payload | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "name", b"name", "namespace", b"namespace", "run_id", b"run_id", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueryRunRequest: _TypeAlias = QueryRunRequest  # noqa: Y015
+
+@_typing.final
+class QueryRunResponse(_message.Message):
+    """The answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def output(self) -> _payload_pb2.Payload:
+        """What the query returned."""
+
+    def __init__(
+        self,
+        *,
+        output: _payload_pb2.Payload | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueryRunResponse: _TypeAlias = QueryRunResponse  # noqa: Y015

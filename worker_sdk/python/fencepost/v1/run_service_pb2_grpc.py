@@ -100,6 +100,11 @@ class RunServiceStub:
                 request_serializer=fencepost_dot_v1_dot_run__service__pb2.RetryRunRequest.SerializeToString,
                 response_deserializer=fencepost_dot_v1_dot_run__service__pb2.RetryRunResponse.FromString,
                 _registered_method=True)
+        self.QueryRun = channel.unary_unary(
+                '/fencepost.v1.RunService/QueryRun',
+                request_serializer=fencepost_dot_v1_dot_run__service__pb2.QueryRunRequest.SerializeToString,
+                response_deserializer=fencepost_dot_v1_dot_run__service__pb2.QueryRunResponse.FromString,
+                _registered_method=True)
 
 
 class RunServiceServicer:
@@ -206,6 +211,15 @@ class RunServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def QueryRun(self, request, context):
+        """Asks the function of a code run something. It is answered by a worker that has the run's code, from the history up to now,
+        also of a run that has ended, and changes nothing. Errors: INVALID_REQUEST, RUN_NOT_FOUND, ILLEGAL_TRANSITION (not a code
+        run), QUERY_FAILED, NO_WORKER.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -273,6 +287,11 @@ def add_RunServiceServicer_to_server(servicer, server):
                     servicer.RetryRun,
                     request_deserializer=fencepost_dot_v1_dot_run__service__pb2.RetryRunRequest.FromString,
                     response_serializer=fencepost_dot_v1_dot_run__service__pb2.RetryRunResponse.SerializeToString,
+            ),
+            'QueryRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.QueryRun,
+                    request_deserializer=fencepost_dot_v1_dot_run__service__pb2.QueryRunRequest.FromString,
+                    response_serializer=fencepost_dot_v1_dot_run__service__pb2.QueryRunResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -627,6 +646,33 @@ class RunService:
             '/fencepost.v1.RunService/RetryRun',
             fencepost_dot_v1_dot_run__service__pb2.RetryRunRequest.SerializeToString,
             fencepost_dot_v1_dot_run__service__pb2.RetryRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def QueryRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fencepost.v1.RunService/QueryRun',
+            fencepost_dot_v1_dot_run__service__pb2.QueryRunRequest.SerializeToString,
+            fencepost_dot_v1_dot_run__service__pb2.QueryRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -75,6 +75,11 @@ class RunServiceStub:
     """Lets a FAILED run that was not undone, or a BLOCKED one, go on from where it stopped, with fresh attempts. Errors: as
     CancelRun, and ALREADY_UNDONE, KEY_TAKEN, PARENT_DECIDED.
     """
+    QueryRun: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.QueryRunRequest, _run_service_pb2.QueryRunResponse]
+    """Asks the function of a code run something. It is answered by a worker that has the run's code, from the history up to now,
+    also of a run that has ended, and changes nothing. Errors: INVALID_REQUEST, RUN_NOT_FOUND, ILLEGAL_TRANSITION (not a code
+    run), QUERY_FAILED, NO_WORKER.
+    """
 
 @_typing.type_check_only
 class RunServiceAsyncStub(RunServiceStub):
@@ -122,6 +127,11 @@ class RunServiceAsyncStub(RunServiceStub):
     RetryRun: _aio.UnaryUnaryMultiCallable[_run_service_pb2.RetryRunRequest, _run_service_pb2.RetryRunResponse]  # type: ignore[assignment]
     """Lets a FAILED run that was not undone, or a BLOCKED one, go on from where it stopped, with fresh attempts. Errors: as
     CancelRun, and ALREADY_UNDONE, KEY_TAKEN, PARENT_DECIDED.
+    """
+    QueryRun: _aio.UnaryUnaryMultiCallable[_run_service_pb2.QueryRunRequest, _run_service_pb2.QueryRunResponse]  # type: ignore[assignment]
+    """Asks the function of a code run something. It is answered by a worker that has the run's code, from the history up to now,
+    also of a run that has ended, and changes nothing. Errors: INVALID_REQUEST, RUN_NOT_FOUND, ILLEGAL_TRANSITION (not a code
+    run), QUERY_FAILED, NO_WORKER.
     """
 
 class RunServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -245,6 +255,17 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_run_service_pb2.RetryRunResponse, _abc.Awaitable[_run_service_pb2.RetryRunResponse]]:
         """Lets a FAILED run that was not undone, or a BLOCKED one, go on from where it stopped, with fresh attempts. Errors: as
         CancelRun, and ALREADY_UNDONE, KEY_TAKEN, PARENT_DECIDED.
+        """
+
+    @_abc_1.abstractmethod
+    def QueryRun(
+        self,
+        request: _run_service_pb2.QueryRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_run_service_pb2.QueryRunResponse, _abc.Awaitable[_run_service_pb2.QueryRunResponse]]:
+        """Asks the function of a code run something. It is answered by a worker that has the run's code, from the history up to now,
+        also of a run that has ended, and changes nothing. Errors: INVALID_REQUEST, RUN_NOT_FOUND, ILLEGAL_TRANSITION (not a code
+        run), QUERY_FAILED, NO_WORKER.
         """
 
 def add_RunServiceServicer_to_server(servicer: RunServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -25,6 +25,50 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _AdvanceOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AdvanceOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AdvanceOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ADVANCE_OUTCOME_UNSPECIFIED: _AdvanceOutcome.ValueType  # 0
+    """Refused."""
+    ADVANCE_OUTCOME_CONTINUE: _AdvanceOutcome.ValueType  # 1
+    """The worker goes on: local steps of it are under way. It keeps the lease."""
+    ADVANCE_OUTCOME_WAIT: _AdvanceOutcome.ValueType  # 2
+    """The run waits for events. The lease is given back, unless there are events that the worker has not seen."""
+    ADVANCE_OUTCOME_COMPLETE: _AdvanceOutcome.ValueType  # 3
+    """The function has returned `output`."""
+    ADVANCE_OUTCOME_FAIL: _AdvanceOutcome.ValueType  # 4
+    """The function has raised `failure`."""
+    ADVANCE_OUTCOME_CONTINUE_AS_NEW: _AdvanceOutcome.ValueType  # 5
+    """The run ends as CONTINUED, and a new one of the same chain begins with `output` as its input."""
+    ADVANCE_OUTCOME_BLOCK: _AdvanceOutcome.ValueType  # 6
+    """This worker's code can't go on with the history (`failure`: NONDETERMINISM): nothing but that is written, the run is
+    BLOCKED, and offered again to workers that connect from then on.
+    """
+
+class AdvanceOutcome(_AdvanceOutcome, metaclass=_AdvanceOutcomeEnumTypeWrapper):
+    """How a code run goes on."""
+
+ADVANCE_OUTCOME_UNSPECIFIED: AdvanceOutcome.ValueType  # 0
+"""Refused."""
+ADVANCE_OUTCOME_CONTINUE: AdvanceOutcome.ValueType  # 1
+"""The worker goes on: local steps of it are under way. It keeps the lease."""
+ADVANCE_OUTCOME_WAIT: AdvanceOutcome.ValueType  # 2
+"""The run waits for events. The lease is given back, unless there are events that the worker has not seen."""
+ADVANCE_OUTCOME_COMPLETE: AdvanceOutcome.ValueType  # 3
+"""The function has returned `output`."""
+ADVANCE_OUTCOME_FAIL: AdvanceOutcome.ValueType  # 4
+"""The function has raised `failure`."""
+ADVANCE_OUTCOME_CONTINUE_AS_NEW: AdvanceOutcome.ValueType  # 5
+"""The run ends as CONTINUED, and a new one of the same chain begins with `output` as its input."""
+ADVANCE_OUTCOME_BLOCK: AdvanceOutcome.ValueType  # 6
+"""This worker's code can't go on with the history (`failure`: NONDETERMINISM): nothing but that is written, the run is
+BLOCKED, and offered again to workers that connect from then on.
+"""
+Global___AdvanceOutcome: _TypeAlias = AdvanceOutcome  # noqa: Y015
+
 class _TaskKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -37,6 +81,8 @@ class _TaskKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TaskKind.Val
     """Run a step."""
     TASK_KIND_UNDO: _TaskKind.ValueType  # 2
     """Undo a step: run the undo handler of its node with the step's input and output."""
+    TASK_KIND_DECIDE: _TaskKind.ValueType  # 3
+    """Decide what a code run does next: Task.decide has its history."""
 
 class TaskKind(_TaskKind, metaclass=_TaskKindEnumTypeWrapper):
     """What is to be done with a task."""
@@ -47,6 +93,8 @@ TASK_KIND_STEP: TaskKind.ValueType  # 1
 """Run a step."""
 TASK_KIND_UNDO: TaskKind.ValueType  # 2
 """Undo a step: run the undo handler of its node with the step's input and output."""
+TASK_KIND_DECIDE: TaskKind.ValueType  # 3
+"""Decide what a code run does next: Task.decide has its history."""
 Global___TaskKind: _TypeAlias = TaskKind  # noqa: Y015
 
 class _ItemOutcome:
@@ -101,6 +149,8 @@ class SessionRequest(_message.Message):
     GOODBYE_FIELD_NUMBER: _builtins.int
     PONG_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
+    ADVANCE_FIELD_NUMBER: _builtins.int
+    QUERY_RESULT_FIELD_NUMBER: _builtins.int
     frame_id: _builtins.int
     """1 for Hello, then + 1 for each frame of the stream."""
     @_builtins.property
@@ -139,6 +189,14 @@ class SessionRequest(_message.Message):
     def checkpoint(self) -> Global___Checkpoint:
         """Numbered states of steps under way."""
 
+    @_builtins.property
+    def advance(self) -> Global___Advance:
+        """What code workflows have decided."""
+
+    @_builtins.property
+    def query_result(self) -> Global___QueryResult:
+        """Answers to queries."""
+
     def __init__(
         self,
         *,
@@ -152,12 +210,14 @@ class SessionRequest(_message.Message):
         goodbye: Global___Goodbye | None = ...,
         pong: Global___Pong | None = ...,
         checkpoint: Global___Checkpoint | None = ...,
+        advance: Global___Advance | None = ...,
+        query_result: Global___QueryResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "checkpoint", b"checkpoint", "complete", b"complete", "fail", b"fail", "frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "pong", b"pong", "release", b"release"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "capacity", b"capacity", "checkpoint", b"checkpoint", "complete", b"complete", "fail", b"fail", "frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "pong", b"pong", "query_result", b"query_result", "release", b"release"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "checkpoint", b"checkpoint", "complete", b"complete", "fail", b"fail", "frame", b"frame", "frame_id", b"frame_id", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "pong", b"pong", "release", b"release"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "capacity", b"capacity", "checkpoint", b"checkpoint", "complete", b"complete", "fail", b"fail", "frame", b"frame", "frame_id", b"frame_id", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "pong", b"pong", "query_result", b"query_result", "release", b"release"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "capacity", "heartbeat", "complete", "fail", "release", "goodbye", "pong", "checkpoint"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "capacity", "heartbeat", "complete", "fail", "release", "goodbye", "pong", "checkpoint", "advance", "query_result"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -176,6 +236,8 @@ class SessionResponse(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     PING_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """The answer to Hello. The first frame."""
@@ -204,6 +266,14 @@ class SessionResponse(_message.Message):
     def cancel(self) -> Global___Cancel:
         """Steps that should stop."""
 
+    @_builtins.property
+    def events(self) -> Global___Events:
+        """New events of code runs that this session holds."""
+
+    @_builtins.property
+    def query(self) -> Global___Query:
+        """A question to a code run."""
+
     def __init__(
         self,
         *,
@@ -214,12 +284,14 @@ class SessionResponse(_message.Message):
         drain: Global___Drain | None = ...,
         ping: Global___Ping | None = ...,
         cancel: Global___Cancel | None = ...,
+        events: Global___Events | None = ...,
+        query: Global___Query | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "cancel", b"cancel", "drain", b"drain", "frame", b"frame", "ping", b"ping", "revoke", b"revoke", "tasks", b"tasks", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "cancel", b"cancel", "drain", b"drain", "events", b"events", "frame", b"frame", "ping", b"ping", "query", b"query", "revoke", b"revoke", "tasks", b"tasks", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "cancel", b"cancel", "drain", b"drain", "frame", b"frame", "ping", b"ping", "revoke", b"revoke", "tasks", b"tasks", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "cancel", b"cancel", "drain", b"drain", "events", b"events", "frame", b"frame", "ping", b"ping", "query", b"query", "revoke", b"revoke", "tasks", b"tasks", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["welcome", "tasks", "ack", "revoke", "drain", "ping", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["welcome", "tasks", "ack", "revoke", "drain", "ping", "cancel", "events", "query"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -296,6 +368,8 @@ class Hello(_message.Message):
     PREVIOUS_SESSION_IDS_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
+    WORKFLOWS_FIELD_NUMBER: _builtins.int
+    WORKFLOW_CAPACITY_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """1."""
     namespace: _builtins.str
@@ -319,9 +393,11 @@ class Hello(_message.Message):
     the session after a reconnect also if the Welcome was lost, with tasks that came right behind it. Default: the server
     chooses. One that was used before is INVALID_HELLO.
     """
+    workflow_capacity: _builtins.int
+    """How many code runs it decides at a time, 0 to 10,000: DECIDE tasks are counted by themselves. 0 pauses."""
     @_builtins.property
     def handlers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Handler]:
-        """What it can run; 1 to 1,000."""
+        """The steps that it can run; at most 1,000. At least one of these or of workflows."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -336,6 +412,10 @@ class Hello(_message.Message):
         """After a reconnect: every lease whose outcome is not acknowledged: queued, running or finished. A lease of a previous
         session that is not among them is taken as never received, and its task is offered again at once. At most 10,000.
         """
+
+    @_builtins.property
+    def workflows(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkflowHandler]:
+        """The code workflows that it can decide; at most 1,000. Their definitions are registered before."""
 
     def __init__(
         self,
@@ -353,14 +433,46 @@ class Hello(_message.Message):
         previous_session_ids: _abc.Iterable[_builtins.str] | None = ...,
         held: _abc.Iterable[Global___TaskRef] | None = ...,
         session_id: _builtins.str = ...,
+        workflows: _abc.Iterable[Global___WorkflowHandler] | None = ...,
+        workflow_capacity: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "handlers", b"handlers", "held", b"held", "labels", b"labels", "max_frame_bytes", b"max_frame_bytes", "namespace", b"namespace", "previous_session_ids", b"previous_session_ids", "process_nonce", b"process_nonce", "protocol_version", b"protocol_version", "sdk_name", b"sdk_name", "sdk_version", b"sdk_version", "session_id", b"session_id", "worker_name", b"worker_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "handlers", b"handlers", "held", b"held", "labels", b"labels", "max_frame_bytes", b"max_frame_bytes", "namespace", b"namespace", "previous_session_ids", b"previous_session_ids", "process_nonce", b"process_nonce", "protocol_version", b"protocol_version", "sdk_name", b"sdk_name", "sdk_version", b"sdk_version", "session_id", b"session_id", "worker_name", b"worker_name", "workflow_capacity", b"workflow_capacity", "workflows", b"workflows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Hello: _TypeAlias = Hello  # noqa: Y015
+
+@_typing.final
+class WorkflowHandler(_message.Message):
+    """A code workflow that the worker can decide."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKFLOW_ID_FIELD_NUMBER: _builtins.int
+    COMPATIBILITY_ID_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    workflow_id: _builtins.str
+    """The workflow. Required."""
+    compatibility_id: _builtins.str
+    """The definition's compatibility_id: its runs are offered to this worker, and replay is the check. Required."""
+    queue: _builtins.str
+    """The queue of the definition. Default: "default"."""
+    def __init__(
+        self,
+        *,
+        workflow_id: _builtins.str = ...,
+        compatibility_id: _builtins.str = ...,
+        queue: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compatibility_id", b"compatibility_id", "queue", b"queue", "workflow_id", b"workflow_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkflowHandler: _TypeAlias = WorkflowHandler  # noqa: Y015
 
 @_typing.final
 class Handler(_message.Message):
@@ -499,16 +611,20 @@ class Capacity(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CAPACITY_FIELD_NUMBER: _builtins.int
+    WORKFLOW_CAPACITY_FIELD_NUMBER: _builtins.int
     capacity: _builtins.int
     """0 to 10,000. 0 pauses. Tasks that it has already are not taken back."""
+    workflow_capacity: _builtins.int
+    """The same for DECIDE tasks."""
     def __init__(
         self,
         *,
         capacity: _builtins.int = ...,
+        workflow_capacity: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "workflow_capacity", b"workflow_capacity"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -765,6 +881,496 @@ class FailItem(_message.Message):
 Global___FailItem: _TypeAlias = FailItem  # noqa: Y015
 
 @_typing.final
+class Advance(_message.Message):
+    """What code workflows have decided."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdvanceItem]:
+        """At most Welcome.max_frame_items."""
+
+    def __init__(
+        self,
+        *,
+        items: _abc.Iterable[Global___AdvanceItem] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Advance: _TypeAlias = Advance  # noqa: Y015
+
+@_typing.final
+class AdvanceItem(_message.Message):
+    """What the function of one run has decided on the events up to seen_seq."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    ADVANCE_NO_FIELD_NUMBER: _builtins.int
+    SEEN_SEQ_FIELD_NUMBER: _builtins.int
+    COMMANDS_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    TAKEN_SIGNALS_FIELD_NUMBER: _builtins.int
+    advance_no: _builtins.int
+    """Decide.advance_no + 1, and + 1 with each further Advance of the run. One that leaves a gap is ADVANCE_OUT_OF_ORDER."""
+    seen_seq: _builtins.int
+    """The number of the last event that the worker knows: all up to it were fed to the function, or are its own commands."""
+    outcome: Global___AdvanceOutcome.ValueType
+    """How it goes on."""
+    @_builtins.property
+    def task(self) -> Global___TaskRef:
+        """The lease of the DECIDE task."""
+
+    @_builtins.property
+    def commands(self) -> _containers.RepeatedCompositeFieldContainer[Global___Command]:
+        """What it wants done, in order."""
+
+    @_builtins.property
+    def output(self) -> _payload_pb2.Payload:
+        """Of COMPLETE: the run's output. Of CONTINUE_AS_NEW: the input of the next run."""
+
+    @_builtins.property
+    def failure(self) -> _run_pb2.Failure:
+        """Of FAIL and BLOCK: why."""
+
+    @_builtins.property
+    def taken_signals(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The SignalReceived events whose signals the function has taken since the Advance before."""
+
+    def __init__(
+        self,
+        *,
+        task: Global___TaskRef | None = ...,
+        advance_no: _builtins.int = ...,
+        seen_seq: _builtins.int = ...,
+        commands: _abc.Iterable[Global___Command] | None = ...,
+        outcome: Global___AdvanceOutcome.ValueType = ...,
+        output: _payload_pb2.Payload | None = ...,
+        failure: _run_pb2.Failure | None = ...,
+        taken_signals: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "output", b"output", "task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance_no", b"advance_no", "commands", b"commands", "failure", b"failure", "outcome", b"outcome", "output", b"output", "seen_seq", b"seen_seq", "taken_signals", b"taken_signals", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdvanceItem: _TypeAlias = AdvanceItem  # noqa: Y015
+
+@_typing.final
+class Command(_message.Message):
+    """Something that a code workflow wants done. Each makes one event of its run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OP_FIELD_NUMBER: _builtins.int
+    SCHEDULE_STEP_FIELD_NUMBER: _builtins.int
+    RECORD_LOCAL_STEP_FIELD_NUMBER: _builtins.int
+    START_TIMER_FIELD_NUMBER: _builtins.int
+    AWAIT_SIGNAL_FIELD_NUMBER: _builtins.int
+    START_CHILD_FIELD_NUMBER: _builtins.int
+    CANCEL_OP_FIELD_NUMBER: _builtins.int
+    MARK_PATCH_FIELD_NUMBER: _builtins.int
+    SET_ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    op: _builtins.int
+    """The op's number: 1, 2, 3 … in the order in which the function makes durable calls. 0 for a command that is no op."""
+    @_builtins.property
+    def schedule_step(self) -> Global___ScheduleStep:
+        """Run a step on any worker that has its handler."""
+
+    @_builtins.property
+    def record_local_step(self) -> Global___RecordLocalStep:
+        """A step that ran in this worker has ended."""
+
+    @_builtins.property
+    def start_timer(self) -> Global___StartTimer:
+        """Wait for a time."""
+
+    @_builtins.property
+    def await_signal(self) -> Global___AwaitSignal:
+        """Wait for a signal."""
+
+    @_builtins.property
+    def start_child(self) -> Global___StartChild:
+        """Start a child run."""
+
+    @_builtins.property
+    def cancel_op(self) -> Global___CancelOp:
+        """Stop an op that is open: no op itself."""
+
+    @_builtins.property
+    def mark_patch(self) -> Global___MarkPatch:
+        """The function goes the way of a patch: no op."""
+
+    @_builtins.property
+    def set_attributes(self) -> Global___SetAttributes:
+        """Label the run."""
+
+    def __init__(
+        self,
+        *,
+        op: _builtins.int = ...,
+        schedule_step: Global___ScheduleStep | None = ...,
+        record_local_step: Global___RecordLocalStep | None = ...,
+        start_timer: Global___StartTimer | None = ...,
+        await_signal: Global___AwaitSignal | None = ...,
+        start_child: Global___StartChild | None = ...,
+        cancel_op: Global___CancelOp | None = ...,
+        mark_patch: Global___MarkPatch | None = ...,
+        set_attributes: Global___SetAttributes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["await_signal", b"await_signal", "cancel_op", b"cancel_op", "kind", b"kind", "mark_patch", b"mark_patch", "record_local_step", b"record_local_step", "schedule_step", b"schedule_step", "set_attributes", b"set_attributes", "start_child", b"start_child", "start_timer", b"start_timer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["await_signal", b"await_signal", "cancel_op", b"cancel_op", "kind", b"kind", "mark_patch", b"mark_patch", "op", b"op", "record_local_step", b"record_local_step", "schedule_step", b"schedule_step", "set_attributes", b"set_attributes", "start_child", b"start_child", "start_timer", b"start_timer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["schedule_step", "record_local_step", "start_timer", "await_signal", "start_child", "cancel_op", "mark_patch", "set_attributes"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___Command: _TypeAlias = Command  # noqa: Y015
+
+@_typing.final
+class ScheduleStep(_message.Message):
+    """Run a step on any worker that has its handler."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLER_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
+    INPUT_HASH_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    handler: _builtins.str
+    """What workers register."""
+    input_hash: _builtins.bytes
+    """A short digest of what the code asked for, to be compared at replay; at most 32 bytes. Kept as sent."""
+    options: _builtins.str
+    """JSON object with the options that a step node has in a manifest: queue, timeout, queue_timeout, total_timeout, lease,
+    retry, undo. Empty: the defaults.
+    """
+    @_builtins.property
+    def input(self) -> _payload_pb2.Payload:
+        """The step's input."""
+
+    def __init__(
+        self,
+        *,
+        handler: _builtins.str = ...,
+        input: _payload_pb2.Payload | None = ...,
+        input_hash: _builtins.bytes = ...,
+        options: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handler", b"handler", "input", b"input", "input_hash", b"input_hash", "options", b"options"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScheduleStep: _TypeAlias = ScheduleStep  # noqa: Y015
+
+@_typing.final
+class RecordLocalStep(_message.Message):
+    """A step that ran in the worker has ended, after all its attempts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    INPUT_HASH_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name, for people and for replay."""
+    input_hash: _builtins.bytes
+    """See ScheduleStep."""
+    attempts: _builtins.int
+    """How many attempts there were, from 1."""
+    options: _builtins.str
+    """JSON object with `undo`, as a step node has it. Empty: it can't be undone."""
+    @_builtins.property
+    def output(self) -> _payload_pb2.Payload:
+        """What it returned."""
+
+    @_builtins.property
+    def failure(self) -> _run_pb2.Failure:
+        """Why its last attempt failed."""
+
+    @_builtins.property
+    def input(self) -> _payload_pb2.Payload:
+        """What its undo receives as the step's input; only with undo."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        input_hash: _builtins.bytes = ...,
+        output: _payload_pb2.Payload | None = ...,
+        failure: _run_pb2.Failure | None = ...,
+        attempts: _builtins.int = ...,
+        options: _builtins.str = ...,
+        input: _payload_pb2.Payload | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "input", b"input", "output", b"output", "result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "failure", b"failure", "input", b"input", "input_hash", b"input_hash", "name", b"name", "options", b"options", "output", b"output", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["output", "failure"]  # noqa: Y015
+    _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
+
+Global___RecordLocalStep: _TypeAlias = RecordLocalStep  # noqa: Y015
+
+@_typing.final
+class StartTimer(_message.Message):
+    """Wait for a time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELAY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def delay(self) -> _duration_pb2.Duration:
+        """From the commit of this command; 0 to 100 years."""
+
+    def __init__(
+        self,
+        *,
+        delay: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartTimer: _TypeAlias = StartTimer  # noqa: Y015
+
+@_typing.final
+class AwaitSignal(_message.Message):
+    """Wait for a signal. The function takes signals in the order of their events; this is for people, and for the timeout."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIGNAL_NAME_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    signal_name: _builtins.str
+    """The name of the signal."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """After it TimerFired follows, if the wait was not cancelled. Optional."""
+
+    def __init__(
+        self,
+        *,
+        signal_name: _builtins.str = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["signal_name", b"signal_name", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AwaitSignal: _TypeAlias = AwaitSignal  # noqa: Y015
+
+@_typing.final
+class StartChild(_message.Message):
+    """Start a child run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKFLOW_ID_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
+    INPUT_HASH_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    workflow_id: _builtins.str
+    """The child's workflow."""
+    input_hash: _builtins.bytes
+    """See ScheduleStep."""
+    options: _builtins.str
+    """JSON object with the options that a workflow node has in a manifest: on_parent_end, undo. Empty: the defaults."""
+    @_builtins.property
+    def input(self) -> _payload_pb2.Payload:
+        """Its input."""
+
+    def __init__(
+        self,
+        *,
+        workflow_id: _builtins.str = ...,
+        input: _payload_pb2.Payload | None = ...,
+        input_hash: _builtins.bytes = ...,
+        options: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "input_hash", b"input_hash", "options", b"options", "workflow_id", b"workflow_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartChild: _TypeAlias = StartChild  # noqa: Y015
+
+@_typing.final
+class CancelOp(_message.Message):
+    """Stop an op that is open: a step, a timer, a wait or a child. One that has ended meanwhile stays as it is; its event is
+    written all the same.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OP_FIELD_NUMBER: _builtins.int
+    OF_SEQ_FIELD_NUMBER: _builtins.int
+    op: _builtins.int
+    """The number of the op."""
+    of_seq: _builtins.int
+    """The event that began it; 0 if that is of the same Advance."""
+    def __init__(
+        self,
+        *,
+        op: _builtins.int = ...,
+        of_seq: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["of_seq", b"of_seq", "op", b"op"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelOp: _TypeAlias = CancelOp  # noqa: Y015
+
+@_typing.final
+class MarkPatch(_message.Message):
+    """The function goes the way of a patch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATCH_ID_FIELD_NUMBER: _builtins.int
+    patch_id: _builtins.str
+    """The patch; at most 200 characters."""
+    def __init__(
+        self,
+        *,
+        patch_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["patch_id", b"patch_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MarkPatch: _TypeAlias = MarkPatch  # noqa: Y015
+
+@_typing.final
+class SetAttributes(_message.Message):
+    """Label the run for ListRuns, beside and in place of what it has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class AttributesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def attributes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """As StartRun.attributes. An empty value takes the attribute away."""
+
+    def __init__(
+        self,
+        *,
+        attributes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetAttributes: _TypeAlias = SetAttributes  # noqa: Y015
+
+@_typing.final
+class QueryResult(_message.Message):
+    """Answers to queries."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueryResultItem]:
+        """At most Welcome.max_frame_items."""
+
+    def __init__(
+        self,
+        *,
+        items: _abc.Iterable[Global___QueryResultItem] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueryResult: _TypeAlias = QueryResult  # noqa: Y015
+
+@_typing.final
+class QueryResultItem(_message.Message):
+    """The answer to one query."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_ID_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    query_id: _builtins.str
+    """Query.query_id."""
+    @_builtins.property
+    def output(self) -> _payload_pb2.Payload:
+        """What the handler returned."""
+
+    @_builtins.property
+    def failure(self) -> _run_pb2.Failure:
+        """Why there is no answer."""
+
+    def __init__(
+        self,
+        *,
+        query_id: _builtins.str = ...,
+        output: _payload_pb2.Payload | None = ...,
+        failure: _run_pb2.Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "output", b"output", "result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "output", b"output", "query_id", b"query_id", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["output", "failure"]  # noqa: Y015
+    _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
+
+Global___QueryResultItem: _TypeAlias = QueryResultItem  # noqa: Y015
+
+@_typing.final
 class Release(_message.Message):
     """Tasks given back."""
 
@@ -908,6 +1514,7 @@ class Task(_message.Message):
     UNDO_OUTPUT_FIELD_NUMBER: _builtins.int
     UNFINISHED_FIELD_NUMBER: _builtins.int
     STEP_IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    DECIDE_FIELD_NUMBER: _builtins.int
     kind: Global___TaskKind.ValueType
     """What is to be done."""
     workflow_id: _builtins.str
@@ -958,6 +1565,10 @@ class Task(_message.Message):
     def undo_output(self) -> _payload_pb2.Payload:
         """For UNDO: what the step that is undone returned; unset if it did not complete."""
 
+    @_builtins.property
+    def decide(self) -> Global___Decide:
+        """For DECIDE."""
+
     def __init__(
         self,
         *,
@@ -978,14 +1589,65 @@ class Task(_message.Message):
         undo_output: _payload_pb2.Payload | None = ...,
         unfinished: _builtins.bool = ...,
         step_idempotency_key: _builtins.str = ...,
+        decide: Global___Decide | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt_timeout", b"attempt_timeout", "checkpoint", b"checkpoint", "feedback", b"feedback", "input", b"input", "lease_duration", b"lease_duration", "task", b"task", "undo_output", b"undo_output"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt_timeout", b"attempt_timeout", "checkpoint", b"checkpoint", "decide", b"decide", "feedback", b"feedback", "input", b"input", "lease_duration", b"lease_duration", "task", b"task", "undo_output", b"undo_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempt_timeout", b"attempt_timeout", "checkpoint", b"checkpoint", "definition_hash", b"definition_hash", "feedback", b"feedback", "handler", b"handler", "idempotency_key", b"idempotency_key", "input", b"input", "kind", b"kind", "lease_duration", b"lease_duration", "node_id", b"node_id", "step_idempotency_key", b"step_idempotency_key", "task", b"task", "undo_output", b"undo_output", "unfinished", b"unfinished", "user_id", b"user_id", "workflow_id", b"workflow_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempt_timeout", b"attempt_timeout", "checkpoint", b"checkpoint", "decide", b"decide", "definition_hash", b"definition_hash", "feedback", b"feedback", "handler", b"handler", "idempotency_key", b"idempotency_key", "input", b"input", "kind", b"kind", "lease_duration", b"lease_duration", "node_id", b"node_id", "step_idempotency_key", b"step_idempotency_key", "task", b"task", "undo_output", b"undo_output", "unfinished", b"unfinished", "user_id", b"user_id", "workflow_id", b"workflow_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Task: _TypeAlias = Task  # noqa: Y015
+
+@_typing.final
+class Decide(_message.Message):
+    """What a worker needs to decide what a code run does next."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    AFTER_SEQ_FIELD_NUMBER: _builtins.int
+    LAST_SEQ_FIELD_NUMBER: _builtins.int
+    ADVANCE_NO_FIELD_NUMBER: _builtins.int
+    SEEN_SEQ_FIELD_NUMBER: _builtins.int
+    COMPATIBILITY_ID_FIELD_NUMBER: _builtins.int
+    after_seq: _builtins.int
+    """0: from the beginning. Otherwise this session decided last, and had been told everything up to here: a worker that
+    still has the run at exactly (after_seq, advance_no) goes on from there; any other reads the rest with GetHistory.
+    """
+    last_seq: _builtins.int
+    """The number of the run's last event when this was sent. If it is larger than that of the last of events, the others are read
+    with GetHistory.
+    """
+    advance_no: _builtins.int
+    """The number of the last accepted Advance; 0 if there was none."""
+    seen_seq: _builtins.int
+    """The largest seen_seq of an accepted Advance; 0 if there was none. What the code decided on the events up to here is
+    recorded: replay has to come to the same.
+    """
+    compatibility_id: _builtins.str
+    """The definition's compatibility_id."""
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Event]:
+        """Events of the run after after_seq, in order and without gaps; as many as fit."""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[_run_pb2.Event] | None = ...,
+        after_seq: _builtins.int = ...,
+        last_seq: _builtins.int = ...,
+        advance_no: _builtins.int = ...,
+        seen_seq: _builtins.int = ...,
+        compatibility_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance_no", b"advance_no", "after_seq", b"after_seq", "compatibility_id", b"compatibility_id", "events", b"events", "last_seq", b"last_seq", "seen_seq", b"seen_seq"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Decide: _TypeAlias = Decide  # noqa: Y015
 
 @_typing.final
 class Ack(_message.Message):
@@ -1036,6 +1698,8 @@ class ItemResult(_message.Message):
     VIOLATIONS_FIELD_NUMBER: _builtins.int
     LEASE_DURATION_FIELD_NUMBER: _builtins.int
     CANCEL_WANTED_FIELD_NUMBER: _builtins.int
+    ADVANCE_FIELD_NUMBER: _builtins.int
+    LAST_SEQ_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Its index in the frame, from 0."""
     outcome: Global___ItemOutcome.ValueType
@@ -1046,6 +1710,8 @@ class ItemResult(_message.Message):
     """For people."""
     cancel_wanted: _builtins.bool
     """In the answer to a heartbeat: the step should stop, as in Cancel; lease_duration is what remains of its grace."""
+    last_seq: _builtins.int
+    """In the answer to a heartbeat, for a DECIDE task: the number of the run's last event."""
     @_builtins.property
     def violations(self) -> _containers.RepeatedCompositeFieldContainer[_run_service_pb2.Violation]:
         """Every fault, if REFUSED for several or for places in the output."""
@@ -1053,6 +1719,10 @@ class ItemResult(_message.Message):
     @_builtins.property
     def lease_duration(self) -> _duration_pb2.Duration:
         """For a renewed lease: how long it lasts, counted from when the heartbeat was sent."""
+
+    @_builtins.property
+    def advance(self) -> Global___AdvanceResult:
+        """In the answer to an Advance that is OK."""
 
     def __init__(
         self,
@@ -1064,14 +1734,182 @@ class ItemResult(_message.Message):
         violations: _abc.Iterable[_run_service_pb2.Violation] | None = ...,
         lease_duration: _duration_pb2.Duration | None = ...,
         cancel_wanted: _builtins.bool = ...,
+        advance: Global___AdvanceResult | None = ...,
+        last_seq: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_duration", b"lease_duration"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "lease_duration", b"lease_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_wanted", b"cancel_wanted", "index", b"index", "lease_duration", b"lease_duration", "message", b"message", "outcome", b"outcome", "reason", b"reason", "violations", b"violations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "cancel_wanted", b"cancel_wanted", "index", b"index", "last_seq", b"last_seq", "lease_duration", b"lease_duration", "message", b"message", "outcome", b"outcome", "reason", b"reason", "violations", b"violations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ItemResult: _TypeAlias = ItemResult  # noqa: Y015
+
+@_typing.final
+class AdvanceResult(_message.Message):
+    """What became of an Advance."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQS_FIELD_NUMBER: _builtins.int
+    EVENT_TIME_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    LAST_SEQ_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    END_REFUSED_FIELD_NUMBER: _builtins.int
+    last_seq: _builtins.int
+    """The number of the run's last event now. If there are more before the first of seqs than events tells, they are read with
+    GetHistory.
+    """
+    kept: _builtins.bool
+    """The lease stays with the worker. Always, unless the outcome was WAIT, the run has ended, or it is PAUSED."""
+    end_refused: _builtins.bool
+    """COMPLETE, FAIL or CONTINUE_AS_NEW was not accepted, because of events that were not seen: the function (what of it still
+    runs) sees them first, and the outcome is sent again with the next Advance. The commands were accepted.
+    """
+    @_builtins.property
+    def seqs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each of its commands, in their order, the number of its event."""
+
+    @_builtins.property
+    def event_time(self) -> _timestamp_pb2.Timestamp:
+        """When these events were recorded."""
+
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Event]:
+        """The events after seen_seq that came before them, in order: to be fed before the results of local steps. As many as fit."""
+
+    def __init__(
+        self,
+        *,
+        seqs: _abc.Iterable[_builtins.int] | None = ...,
+        event_time: _timestamp_pb2.Timestamp | None = ...,
+        events: _abc.Iterable[_run_pb2.Event] | None = ...,
+        last_seq: _builtins.int = ...,
+        kept: _builtins.bool = ...,
+        end_refused: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event_time", b"event_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_refused", b"end_refused", "event_time", b"event_time", "events", b"events", "kept", b"kept", "last_seq", b"last_seq", "seqs", b"seqs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdvanceResult: _TypeAlias = AdvanceResult  # noqa: Y015
+
+@_typing.final
+class Events(_message.Message):
+    """New events of code runs that this session holds. The same is told with the answer to each Advance."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunEvents]:
+        """One or more."""
+
+    def __init__(
+        self,
+        *,
+        runs: _abc.Iterable[Global___RunEvents] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Events: _TypeAlias = Events  # noqa: Y015
+
+@_typing.final
+class RunEvents(_message.Message):
+    """New events of one run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    AFTER_SEQ_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    LAST_SEQ_FIELD_NUMBER: _builtins.int
+    after_seq: _builtins.int
+    """They follow this one."""
+    last_seq: _builtins.int
+    """The number of the run's last event."""
+    @_builtins.property
+    def task(self) -> Global___TaskRef:
+        """The lease."""
+
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Event]:
+        """In order and without gaps; as many as fit."""
+
+    def __init__(
+        self,
+        *,
+        task: Global___TaskRef | None = ...,
+        after_seq: _builtins.int = ...,
+        events: _abc.Iterable[_run_pb2.Event] | None = ...,
+        last_seq: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_seq", b"after_seq", "events", b"events", "last_seq", b"last_seq", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunEvents: _TypeAlias = RunEvents  # noqa: Y015
+
+@_typing.final
+class Query(_message.Message):
+    """A question to a code run, to be answered with QueryResult. It changes nothing, and needs no lease."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    WORKFLOW_ID_FIELD_NUMBER: _builtins.int
+    COMPATIBILITY_ID_FIELD_NUMBER: _builtins.int
+    LAST_SEQ_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
+    SEEN_SEQ_FIELD_NUMBER: _builtins.int
+    query_id: _builtins.str
+    """Names the question."""
+    run_id: _builtins.str
+    """The run. Its history is read with GetHistory if the worker does not have it."""
+    workflow_id: _builtins.str
+    """Its workflow."""
+    compatibility_id: _builtins.str
+    """The definition's compatibility_id."""
+    last_seq: _builtins.int
+    """The number of the run's last event: the answer has to have seen it."""
+    name: _builtins.str
+    """Which of the function's queries."""
+    seen_seq: _builtins.int
+    """The largest seen_seq of an accepted Advance, as Decide.seen_seq."""
+    @_builtins.property
+    def input(self) -> _payload_pb2.Payload:
+        """Its arguments."""
+
+    def __init__(
+        self,
+        *,
+        query_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        workflow_id: _builtins.str = ...,
+        compatibility_id: _builtins.str = ...,
+        last_seq: _builtins.int = ...,
+        name: _builtins.str = ...,
+        input: _payload_pb2.Payload | None = ...,
+        seen_seq: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compatibility_id", b"compatibility_id", "input", b"input", "last_seq", b"last_seq", "name", b"name", "query_id", b"query_id", "run_id", b"run_id", "seen_seq", b"seen_seq", "workflow_id", b"workflow_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Query: _TypeAlias = Query  # noqa: Y015
 
 @_typing.final
 class Cancel(_message.Message):

@@ -1,0 +1,120 @@
+"""Code workflows on the server's side: what their definition says, and the nodes that stand for their ops.
+
+A code workflow has no nodes in its manifest. What a step, a child or an undo of it is made of comes with the command
+that asks for it, as options in the words of a manifest's node; ``op_node`` makes a node of them, so that steps, children
+and undoing are the same code for both kinds of workflows.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from fencepost_server.domain.graph import GraphNode, compile_nodes
+from fencepost_server.domain.jsontext import JsonError, parse
+from fencepost_server.domain.manifest import ManifestInvalid
+from fencepost_server.domain.manifest_nodes import NodeReader
+from fencepost_server.domain.manifest_reader import Faults, ObjectReader
+from fencepost_server.domain.nodes import Node
+from fencepost_server.domain.violation import Violation
+
+_STEP_OPTIONS = frozenset(("queue", "timeout", "queue_timeout", "total_timeout", "lease", "retry", "undo"))
+_LOCAL_OPTIONS = frozenset(("undo",))
+_CHILD_OPTIONS = frozenset(("on_parent_end", "undo"))
+_MAX_FAULTS = 20
+_MAX_OPTIONS_CHARS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an op is made of, as it is kept with its rows: JSON array of kind, name and options."""
+
+    kind: str
+    """step, local, child or wait."""
+    name: str
+    options: str = ""
+
+    def to_json(self) -> list[str]:
+        """As stored inside JSON columns."""
+        return [self.kind, self.name, self.options]
+
+    @staticmethod
+    def from_json(value: list[str]) -> Plan:
+        """The inverse of ``to_json``."""
+        return Plan(*value)
+
+    @property
+    def node(self) -> GraphNode:
+        """The node that stands for the op."""
+        return op_node(self.kind, self.name, self.options)
+
+
+def decide_handler(workflow_id: str, compatibility_id: str) -> str:
+    """What a DECIDE task is claimed by. No step's handler can have such a name."""
+    return f"{workflow_id}@{compatibility_id}"
+
+
+def retried_by(handler: str, process_nonce: str) -> str:
+    """The handler of a DECIDE task that only one worker process is to try."""
+    return f"{handler}#{process_nonce}"
+
+
+@lru_cache(maxsize=4000)
+def op_node(kind: str, name: str, options: str) -> GraphNode:
+    """The node that stands for an op. Raises ManifestInvalid with every fault of the name and the options."""
+    allowed, base = _bases(kind, name)
+    value = _options(options, allowed)
+    faults = Faults(_MAX_FAULTS)
+    reader = NodeReader("", 1, faults)
+    nodes = reader.read(ObjectReader({"sequence": [{"id": "op", **base, **value}]}, "", faults))
+    if faults.count:
+        raise ManifestInvalid(tuple(_renamed(fault) for fault in faults.violations()))
+    return replace(_compiled(nodes), id=name)
+
+
+def _bases(kind: str, name: str) -> tuple[frozenset[str], dict[str, object]]:
+    if kind == "step":
+        return _STEP_OPTIONS, {"step": name}
+    if kind == "local":
+        return _LOCAL_OPTIONS, {"step": "local"}
+    if kind == "child":
+        return _CHILD_OPTIONS, {"workflow": name}
+    return frozenset(), {"wait_signal": "signal"}
+
+
+def _options(text: str, allowed: frozenset[str]) -> dict[str, object]:
+    if not text:
+        return {}
+    if len(text) > _MAX_OPTIONS_CHARS:
+        raise ManifestInvalid((Violation("/options", f"more than {_MAX_OPTIONS_CHARS} characters"),))
+    try:
+        value = parse(text)
+    except JsonError as error:
+        raise ManifestInvalid((Violation("/options", error.message),)) from None
+    if not isinstance(value, dict):
+        raise ManifestInvalid((Violation("/options", "must be an object"),))
+    unknown = sorted(key for key in value if key not in allowed)
+    if unknown:
+        raise ManifestInvalid(tuple(Violation(f"/options/{key}", "is no option of such an op") for key in unknown))
+    return value
+
+
+def _compiled(nodes: tuple[Node, ...]) -> GraphNode:
+    return compile_nodes(nodes)[0]
+
+
+def _renamed(fault: Violation) -> Violation:
+    """The path as the sender of the command knows it."""
+    path = fault.path.removeprefix("/sequence/0")
+    return Violation("/name" if path in ("/step", "/workflow") else f"/options{path}", fault.message)
+
+
+def hex_of(input_hash: bytes) -> str:
+    """A digest as ``detail`` has it."""
+    return input_hash.hex()
+
+
+def detail_text(detail: dict[str, object]) -> str:
+    """``detail`` as stored, without what is empty."""
+    return json.dumps({key: value for key, value in detail.items() if value not in ("", None)})
