@@ -309,7 +309,7 @@ async def test_a_watch_ends_although_the_run_ended_between_its_two_reads(
     run_id = (await apis[0].start()).run_id
     worker = await connect_worker(servers[0].grpc_address, handlers=handler_names(2))
     first = await worker.task()
-    watch = apis[1].watch(run_id, timeout=5)
+    watch = apis[1].watch(run_id, timeout=30)
     events = [await anext(watch), await anext(watch)]
     read_history = stored_runs.history
 

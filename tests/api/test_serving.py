@@ -41,7 +41,7 @@ async def page(server: InProcessServer, path: str) -> tuple[int, str]:
 
     def read() -> tuple[int, str]:
         try:
-            with urlopen(f"http://127.0.0.1:{server.app.http.port}{path}", timeout=5) as response:
+            with urlopen(f"http://127.0.0.1:{server.app.http.port}{path}", timeout=30) as response:
                 return response.status, response.read().decode()
         except OSError as error:
             return getattr(error, "code", 0), ""

@@ -142,7 +142,7 @@ async def test_bytes_on_standard_input_that_are_no_text_are_told_as_such(
     fencepost: Program, command: tuple[str, ...]
 ) -> None:
     process = await fencepost.start(*command, "-")
-    out, err = await asyncio.wait_for(process.communicate(b"\xff\xfe\n"), 20)
+    out, err = await asyncio.wait_for(process.communicate(b"\xff\xfe\n"), 30)
     assert (process.returncode, out) == (2, b"")
     assert b"standard input is not UTF-8 text (byte 0)" in err
     assert b"Traceback" not in err

@@ -99,7 +99,7 @@ def dev(folder: Path, tmp_path: Path, adopt: Callable[[Process], None]) -> Itera
             process.terminate()
     with contextlib.suppress(FileNotFoundError, psutil.NoSuchProcess, IndexError):
         postmaster = started[0].postmaster
-        wait_until(lambda: has_ended(postmaster), 20)
+        wait_until(lambda: has_ended(postmaster), 30)
 
 
 def write(dsn: str) -> None:
@@ -186,7 +186,7 @@ def test_a_postgres_that_an_earlier_dev_left_is_ended_and_a_foreign_one_is_not(f
 
     def start(words: list[str]) -> subprocess.Popen[bytes]:
         server = subprocess.Popen(leashed(words, user=user), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_until(lambda: is_ready(folder), 20)
+        wait_until(lambda: is_ready(folder), 30)
         return server
 
     foreign = start([word.replace("cluster_name=fencepost-dev", "cluster_name=other") for word in command])

@@ -54,7 +54,7 @@ def start_worker(tmp_path: Path, python_process: Callable[..., Process]) -> Star
 
 async def begun(tmp_path: Path) -> None:
     """Wait until the step has begun."""
-    await eventually((tmp_path / "begun").exists, 15)
+    await eventually((tmp_path / "begun").exists, 30)
 
 
 def attempts(tmp_path: Path) -> int:
@@ -81,7 +81,7 @@ async def test_a_stream_that_breaks_amid_a_step_costs_no_attempt(
     second = await eventually(lambda: [it for it in server.app.engine.dispatcher.sessions if it is not first])
     # Its lease is of one second: only heartbeats over the new stream carry it on, and only pongs keep that.
     moment = await lease_end(api, run.run_id)
-    await eventually(later_than(api, run.run_id, moment, by=1.2), 10)
+    await eventually(later_than(api, run.run_id, moment, by=1.2), 30)
     assert list(server.app.engine.dispatcher.sessions) == second
     (tmp_path / "go").touch()
     ended = await api.wait(run.run_id)
@@ -167,7 +167,7 @@ async def rest_of(call: grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionR
 async def test_a_worker_that_breaks_the_protocol_is_always_told_why(server: InProcessServer) -> None:
     async def reason() -> str:
         async with grpc.aio.insecure_channel(server.grpc_address, options=OPTIONS) as channel:
-            call = WorkerServiceStub(channel).Session(timeout=10)
+            call = WorkerServiceStub(channel).Session(timeout=30)
             hello = pb.Hello(
                 protocol_version=1, worker_name="w", process_nonce="n" * 16, handlers=[pb.Handler(name="s1")]
             )

@@ -102,7 +102,7 @@ async def check_run(api: Api, dsn: str, run_id: str, nodes: Sequence[str]) -> li
     return events
 
 
-async def check_end(api: Api, run_id: str, timeout: float = 20) -> list[run_pb2.Event]:
+async def check_end(api: Api, run_id: str, timeout: float = 30.0) -> list[run_pb2.Event]:
     """A run of any workflow has ended once, as its last event says (I4); each step and each undo ended once at most
     (I5), and what was undone had completed, in reverse order (I8). Returns the history.
     """

@@ -14,7 +14,7 @@ Connection = psycopg.AsyncConnection[Any]
 
 async def fetch(dsn: str, statement: LiteralString, params: Any = None) -> list[tuple[Any, ...]]:
     """The rows of one statement."""
-    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, connect_timeout=5) as connection:
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, connect_timeout=30) as connection:
         return await (await connection.execute(statement, params)).fetchall()
 
 
@@ -26,14 +26,14 @@ async def count(dsn: str, table: LiteralString, where: LiteralString = "true", p
 
 async def execute(dsn: str, statement: LiteralString | Composed, params: Any = None) -> int:
     """Change rows; returns how many."""
-    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, connect_timeout=5) as connection:
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, connect_timeout=30) as connection:
         return (await connection.execute(statement, params)).rowcount
 
 
 @asynccontextmanager
 async def holding(dsn: str, statement: LiteralString, params: Any = None) -> AsyncIterator[Connection]:
     """A transaction that has run one statement, and keeps its locks until the block ends."""
-    async with await psycopg.AsyncConnection.connect(dsn, connect_timeout=5) as connection:
+    async with await psycopg.AsyncConnection.connect(dsn, connect_timeout=30) as connection:
         await connection.execute(statement, params)
         yield connection
         await connection.rollback()

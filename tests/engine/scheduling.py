@@ -93,7 +93,7 @@ async def fire_now(dsn: str, schedule_id: str = "s") -> datetime:
     return at
 
 
-async def until(api: Api, timeout: float = 10.0, schedule_id: str = "s", **fields: Any) -> pb.Schedule:
+async def until(api: Api, timeout: float = 30.0, schedule_id: str = "s", **fields: Any) -> pb.Schedule:
     """The schedule when its fields have these values."""
 
     async def reached() -> pb.Schedule:
@@ -104,7 +104,7 @@ async def until(api: Api, timeout: float = 10.0, schedule_id: str = "s", **field
     return await eventually(reached, timeout)
 
 
-async def until_at_rest(dsn: str, timeout: float = 10.0) -> None:
+async def until_at_rest(dsn: str, timeout: float = 30.0) -> None:
     """Wait until no start is under way and every schedule waits for its next fire time."""
 
     async def reached() -> bool:

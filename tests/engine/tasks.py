@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 
-async def end(tasks: Iterable[asyncio.Future[Any]], timeout: float = 10.0) -> None:
+async def end(tasks: Iterable[asyncio.Future[Any]], timeout: float = 30.0) -> None:
     """Cancel tasks until they have ended, whatever they raise.
 
     Again and again, because a cancel can get lost: Python 3.11's wait_for, which drivers use, drops one that comes

@@ -93,7 +93,7 @@ async def test_a_child_may_have_a_binary_input_and_output(scene: Scene) -> None:
     await scene.api.register(workflow(CHILD))
     request = scene.api.start_request()
     request.input.CopyFrom(Payload(binary=b"\0\xff"))
-    run_id = (await scene.api.runs.StartRun(request, timeout=5)).run_id
+    run_id = (await scene.api.runs.StartRun(request, timeout=30)).run_id
     assert (await scene.api.wait(run_id)).output.binary == b"\0\xff"
 
 

@@ -254,7 +254,7 @@ async def test_two_servers_never_lease_the_same_task_twice(
 
     async def work(worker: RawWorker) -> None:
         while True:
-            task = await worker.task(timeout=10)
+            task = await worker.task(timeout=30)
             seen.append((task.task.run_id, task.attempt))
             assert (await worker.complete(task)).outcome == OK
 

@@ -46,7 +46,7 @@ async def test_an_idle_server_asks_the_database_at_most_five_times_a_second(
             return await execute_(*arguments, **options)
 
         patch.setattr(psycopg.AsyncCursor, "execute", counting)
-        await eventually(lambda: len(sent) >= STATEMENTS, 10)
+        await eventually(lambda: len(sent) >= STATEMENTS, 30)
     elapsed = loop.time() - began
     assert elapsed >= (STATEMENTS - 1) / 5, f"{len(sent)} statements in {elapsed:.2f} s"
     assert {loop_.name: loop_.errors for loop_ in engine.loops if loop_.errors} == {}

@@ -44,7 +44,7 @@ async def test_a_run_that_ends_between_the_insert_and_the_read_of_its_key_leaves
 
     monkeypatch.setattr(batch, "read_keys", held)
     starting = asyncio.create_task(api.start(input="1", dedupe_key="k"))
-    await asyncio.wait_for(reached.wait(), 5)
+    await asyncio.wait_for(reached.wait(), 30)
     await worker.complete(task)
     await connect_api(other.grpc_address).wait(first.run_id)
     go.set()

@@ -268,7 +268,7 @@ async def test_a_batch_whose_answer_was_lost_is_recognised_when_it_is_tried_agai
     result = await worker.complete(task)
     assert losses == 0
     assert result.outcome in (OK, pb.ITEM_OUTCOME_ALREADY_DONE)
-    second = await worker.task(timeout=5)
+    second = await worker.task(timeout=30)
     assert (second.node_id, second.attempt) == ("n2", 1), "the lease that nobody was told of went back free"
     await worker.complete(second)
     await api.wait(started.run_id)
@@ -304,7 +304,7 @@ async def test_a_claim_whose_answer_was_lost_is_taken_back(
 
     monkeypatch.setattr(store_connection, "transaction", losing)
     worker = await connect_worker(server.grpc_address)
-    task = await worker.task(timeout=5)
+    task = await worker.task(timeout=30)
     assert lost == 1
     assert task.attempt == 1
     assert (await worker.complete(task)).outcome == OK

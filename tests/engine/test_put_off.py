@@ -42,7 +42,7 @@ async def test_a_start_that_is_repeated_while_postgres_still_commits_its_first_t
         server.app.engine.lanes[0].submit_one(start)
         await until_blocked(dsn)
         await first_try.commit()
-    outcome = await asyncio.wait_for(start.result, 5)
+    outcome = await asyncio.wait_for(start.result, 30)
     assert isinstance(outcome, Started)
     assert (outcome.run_id, outcome.created) == (start.run_id, True)
     assert await count(dsn, "run") == 1
@@ -64,5 +64,5 @@ async def test_a_lane_is_not_drained_while_an_operation_waits_for_a_run_that_som
         drained = asyncio.create_task(lane.drain())
         await eventually(lambda: lane.batches >= before + 3)
         assert not drained.done()
-    await asyncio.wait_for(drained, 5)
+    await asyncio.wait_for(drained, 30)
     assert (await api.get(run_id)).HasField("end_time")

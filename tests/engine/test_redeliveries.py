@@ -152,9 +152,9 @@ async def test_a_task_that_was_leased_but_never_sent_keeps_its_only_attempt(
 
     monkeypatch.setattr(stored_tasks, "claim", losing)
     run_id = (await api.start()).run_id
-    await asyncio.wait_for(lost.wait(), 5)
+    await asyncio.wait_for(lost.wait(), 30)
     await worker.connect()
-    task = await worker.task(timeout=3)
+    task = await worker.task(timeout=30)
     assert task.attempt == 1
     assert (await worker.complete(task)).outcome == OK
     await api.wait(run_id)
@@ -179,7 +179,7 @@ async def test_a_next_step_that_was_leased_at_once_but_never_sent_keeps_its_only
     await eventually(lambda: quick.app.engine.committer.after_commit is None)
     await worker.connect()
     assert (await worker.complete(task)).outcome == ALREADY_DONE
-    second = await worker.task(timeout=3)
+    second = await worker.task(timeout=30)
     assert (second.node_id, second.attempt) == ("n2", 1)
     assert (await worker.complete(second)).outcome == OK
     await api.wait(run_id)

@@ -323,7 +323,7 @@ async def test_what_somebody_holds_is_left_for_the_next_turn_and_nobody_waits(sc
     held, *free = await scene.runs(5, 11)
     loop = scene.retention()
     async with holding(scene.dsn, "select from run where run_id = %s for no key update", [held]):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await turn(loop)
         assert await scene.left() == {held}
     await turn(loop)

@@ -388,5 +388,5 @@ async def test_a_thousand_schedules_that_come_due_at_once_all_fire(api: Api, dsn
     async def all_fired() -> bool:
         return await count(dsn, "schedule", "started_runs = 1") == 1000
 
-    await eventually(all_fired, 20)
+    await eventually(all_fired, 30)
     assert await count(dsn, "run") == 1000

@@ -353,7 +353,7 @@ async def test_each_event_does_in_each_state_what_the_table_says(stage: Scene, e
     for number, state in enumerate((*RunState, None)):
         case = Case(stage)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await case.begin(f"wf-{number}")
                 if state is None:
                     await case.block_by_undo()

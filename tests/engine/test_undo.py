@@ -327,7 +327,7 @@ async def test_the_definition_of_a_run_that_is_undone_may_be_removed(scene: Scen
     b = await scene.task("b")
     run = await scene.api.get(run_id)
     request = definition_pb.RemoveDefinitionRequest(workflow_id="wf", definition_hash=run.definition_hash)
-    await scene.api.definitions.RemoveDefinition(request, timeout=20)
+    await scene.api.definitions.RemoveDefinition(request, timeout=30)
     assert (await scene.worker.complete(b)).outcome == LEASE_LOST
     undo = await scene.task("undo-a")
     await scene.complete(undo)

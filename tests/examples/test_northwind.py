@@ -151,7 +151,7 @@ async def test_of_two_attempts_at_once_one_has_the_effect_and_both_have_the_answ
             second = other.submit(steps.validate, order, context(order, "validate", token=2))
             await until_blocked(fresh_dsn)  # by the fence's row, until the first transaction ends
             first = entry.remember(order)
-        assert second.result(timeout=10) == first
+        assert second.result(timeout=30) == first
     assert count(ledger, "effect") == 1
     assert Books(ledger).without_effect() == {"repeated": 1}
 

@@ -92,7 +92,7 @@ class TaskState:
 async def fetch(dsn: str, statement: LiteralString, **params: Any) -> list[dict[str, Any]]:
     """Ask a database."""
     async with await psycopg.AsyncConnection.connect(
-        dsn, autocommit=True, connect_timeout=5, row_factory=dict_row
+        dsn, autocommit=True, connect_timeout=30, row_factory=dict_row
     ) as connection:
         cursor = await connection.execute(statement, params)
         return await cursor.fetchall() if cursor.description else []
@@ -129,7 +129,7 @@ async def leased_to(dsn: str, session_id: str) -> list[TaskState]:
     return [state for state in await task_states(dsn) if state.session == session_id]
 
 
-async def until_printed(process: Process, event: str, n: int = 1, timeout: float = 15) -> None:
+async def until_printed(process: Process, event: str, n: int = 1, timeout: float = 30) -> None:
     """Wait until a worker program has said something so many times."""
     await eventually(lambda: len(process.events(event)) >= n, timeout, what=f"{event} is printed {n} times")
 
@@ -143,7 +143,7 @@ async def metrics(http_address: str) -> dict[str, float]:
     """The metrics of a server that have no labels, by name."""
 
     def read() -> str:
-        with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=5) as response:
+        with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=30) as response:
             text: str = response.read().decode()
             return text
 

@@ -45,7 +45,7 @@ class Sink:
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
         self._lock = threading.Lock()
-        self._connection = psycopg.connect(dsn, autocommit=True, connect_timeout=10)
+        self._connection = psycopg.connect(dsn, autocommit=True, connect_timeout=30)
 
     def create(self) -> None:
         """Make the tables."""

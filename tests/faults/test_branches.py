@@ -16,7 +16,7 @@ import pytest
 from fencepost.v1 import run_pb2, run_service_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from tests.engine.flows import HANDLERS, PERMANENT, state_of, step, value_of, workflow
-from tests.faults.scene import QUICK, Scene, count
+from tests.faults.scene import STAYING, Scene, count
 from tests.fixtures.api import DEADLINE, Api, kinds
 from tests.fixtures.raw_worker import LEASE_LOST, OK, RawWorker
 from tests.fixtures.refusals import decode
@@ -70,18 +70,18 @@ async def commanded(api: Api, name: str, run_id: str) -> None:
 async def test_branches_that_complete_together_with_something_in_between_leave_one_history_and_one_end(
     scene: Scene, meanwhile: Meanwhile
 ) -> None:
-    here, there = [await scene.serve(**QUICK) for _ in range(2)]
+    here, there = [await scene.serve(**STAYING) for _ in range(2)]  # with so much at once a pong can be late
     api, other = scene.api(here.grpc_address), scene.api(there.grpc_address)
     await api.register(FORK)
     worker = await scene.raw(here.grpc_address, handlers=HANDLERS, capacity=RUNS * len(BRANCHES))
     results = await api.start_many([api.start_request() for _ in range(RUNS)])
     run_ids = [result.started.run_id for result in results]
     by_run: dict[str, list[pb.Task]] = {}
-    for task in await worker.tasks(RUNS * len(BRANCHES), 15):
+    for task in await worker.tasks(RUNS * len(BRANCHES), 30):
         by_run.setdefault(task.task.run_id, []).append(task)
     rest = asyncio.create_task(_complete_the_rest(worker))
     await asyncio.gather(*_everything(by_run, worker, meanwhile, (api, other)))
-    ends = Counter([_checked(await other.wait(run_id, 20), await api.history(run_id)) for run_id in run_ids])
+    ends = Counter([_checked(await other.wait(run_id, 30), await api.history(run_id)) for run_id in run_ids])
     rest.cancel()
     await asyncio.gather(rest, return_exceptions=True)
     if meanwhile is pause:

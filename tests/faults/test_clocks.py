@@ -85,10 +85,10 @@ async def test_wrong_clocks_move_no_lease_no_timer_and_no_schedule(
     async def three_leases_later() -> bool:
         return (await database_time(scene.dsn) - begun).total_seconds() > 3
 
-    await eventually(three_leases_later, 10)
+    await eventually(three_leases_later, 30)
     sink.open("held")
     for result in results:
-        run = await api.wait(result.started.run_id, 15)
+        run = await api.wait(result.started.run_id, 30)
         assert (state_of(run), run.failure.code) == ("FAILED", "SIGNAL_TIMEOUT")
         _check(await api.history(run.run_id), now, await database_time(scene.dsn))
     assert len(worker.events("begun")) == RUNS

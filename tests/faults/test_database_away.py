@@ -75,11 +75,11 @@ async def until_health(api: Api, expected: int) -> None:
 
     async def reached() -> bool:
         for service in ("", "fencepost.v1.RunService", "fencepost.v1.WorkerService"):
-            found = await check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+            found = await check(health_pb2.HealthCheckRequest(service=service), timeout=30)
             assert found.status == expected, (service, found)
         return True
 
-    await eventually(reached, 12, interval=0.05)
+    await eventually(reached, 30, interval=0.05)
 
 
 @pytest.mark.parametrize("how", ["fast", "kill"])
@@ -101,11 +101,11 @@ async def test_a_restart_of_the_database_under_load_loses_nothing_and_costs_no_a
     await api.register(manifest(STEPS, retry=ONE_ATTEMPT))
     worker = worker_process(server.grpc_address, steps=STEPS, slots=20)
     starting = asyncio.create_task(start_all(api))
-    await until_count(dsn, COMPLETED, RUNS // 3, 20, more=True)
+    await until_count(dsn, COMPLETED, RUNS // 3, 30, more=True)
     await asyncio.to_thread(postgres_process.kill if how == "kill" else postgres_process.stop)
     postgres_process.start()
     assert await starting == RUNS
-    await until_count(dsn, ENDED, RUNS, 20)
+    await until_count(dsn, ENDED, RUNS, 30)
     assert await count(dsn, "run") == RUNS
     assert await count(dsn, COMPLETED + " and attempt = 1") == RUNS * STEPS
     assert Counter(sink.effects().values()) == {ONCE: RUNS * STEPS}
@@ -132,7 +132,7 @@ async def test_while_the_database_is_away_callers_are_told_to_come_again_and_hea
     await until_health(api, SERVING)
     worker = worker_process(server.grpc_address, steps=2, gate="held")
     run_ids = [(await api.start()).run_id for _ in range(5)]
-    await eventually(lambda: len(worker.events("begun")) == 5, 10)
+    await eventually(lambda: len(worker.events("begun")) == 5, 30)
     await asyncio.to_thread(postgres_process.stop)
     await assert_unavailable(api, run_ids[0])
     sink.open("held")
@@ -166,9 +166,9 @@ async def test_leases_outlive_an_absence_of_the_only_server(
     await api.register(manifest(2, retry=ONE_ATTEMPT, lease="1s"))
     worker = worker_process(server.grpc_address, steps=2, slots=50, gate="held")
     run_ids = [(await api.start()).run_id for _ in range(50)]
-    await eventually(lambda: len(worker.events("begun")) == 50, 10)
+    await eventually(lambda: len(worker.events("begun")) == 50, 30)
     server.kill()
-    await until_count(scene.dsn, "task where lease_expires_at < clock_timestamp() - interval '2 s'", 50, 10)
+    await until_count(scene.dsn, "task where lease_expires_at < clock_timestamp() - interval '2 s'", 50, 30)
     server.start()
     await asyncio.to_thread(server.wait_serving)
     sink.open("held")

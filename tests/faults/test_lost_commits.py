@@ -245,9 +245,9 @@ async def test_connections_that_break_again_and_again_under_load_lose_nothing_an
     await until_printed(worker, "connected")
     await api.start_many([api.start_request() for _ in range(RUNS)])
     for number in range(1, 11):
-        await until_count(scene.dsn, COMPLETED, RUNS * STEPS * number // 12, 15, more=True)
+        await until_count(scene.dsn, COMPLETED, RUNS * STEPS * number // 12, 30, more=True)
         (database if number % 2 else stream).reset()
-    await until_count(scene.dsn, ENDED, RUNS, 20)
+    await until_count(scene.dsn, ENDED, RUNS, 30)
     assert await count(scene.dsn, COMPLETED + " and attempt = 1") == RUNS * STEPS
     assert Counter(sink.effects().values()) == {ONCE: RUNS * STEPS}
     assert await asyncio.to_thread(worker.terminate) == 0

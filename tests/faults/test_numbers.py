@@ -183,6 +183,6 @@ async def test_integers_of_any_size_pass_the_python_sdk_unharmed(scene: Stage) -
         await client.register_definition(workflow(*nodes))
         run = await client.start_run("wf", INTEGERS)
         await client.signal_run(run.run_id, "go", INTEGERS)
-        assert await run.result(timeout=20) == INTEGERS
+        assert await run.result(timeout=30) == INTEGERS
     assert sorted(seen[:-1]) == sorted(INTEGERS)
     assert seen[-1] == {"each": [value + 1 for value in INTEGERS], "input": INTEGERS}

@@ -69,7 +69,7 @@ async def test_whatever_a_step_returns_or_raises_is_recorded(
     await api.register(manifest(retry=ONE_ATTEMPT))
     worker = python_process("-m", "tests.faults.odd_outcomes_program", server.grpc_address)
     runs = {what: (await api.start(input=what)).run_id for what in (*RETURNED, *FAILED)}
-    ended = {what: await api.wait(run_id, 20) for what, run_id in runs.items()}
+    ended = {what: await api.wait(run_id, 30) for what, run_id in runs.items()}
     assert {what: ended[what].output.json for what in RETURNED} == RETURNED
     failures = {what: ended[what].failure for what in FAILED}
     assert {what: failure.code for what, failure in failures.items() if FAILED[what]} == {
@@ -198,7 +198,7 @@ async def test_steps_of_the_sdk_meet_the_limits_with_recorded_failures_and_feedb
     worker = python_process("-m", "tests.faults.odd_outcomes_program", server.grpc_address)
     sizes = (LIMIT - 1, LIMIT, LIMIT + 1)
     runs = [(await api.start(input=str(size))).run_id for size in sizes]
-    outputs = [json.loads((await api.wait(run_id, 20)).output.json) for run_id in runs]
+    outputs = [json.loads((await api.wait(run_id, 30)).output.json) for run_id in runs]
     assert outputs == [LIMIT - 1, LIMIT, None]
     retrying = (await api.history(runs[2]))[2].step_retrying
     assert "can't be recorded" in retrying.failure.message

@@ -81,12 +81,12 @@ async def test_a_thousand_good_runs_pass_by_poisoned_ones_which_wait_and_go_on_w
     results = await s.api.start_many([s.api.start_request() for _ in range(GOOD)])
     left = GOOD + GOOD + POISONED  # their children too, and those of the poisoned ones
     while left:
-        tasks = (await s.worker.next(pb.Tasks, 15)).tasks
+        tasks = (await s.worker.next(pb.Tasks, 30)).tasks
         assert {task.workflow_id for task in tasks} <= {"wf", "kid"}
         assert {result.outcome for result in await s.worker.complete_all([(task, "1") for task in tasks])} == {OK}
         left -= len(tasks)
     for result in results[:: GOOD // 20]:
-        assert state_of(await s.api.wait(result.started.run_id, 15)) == "COMPLETED"
+        assert state_of(await s.api.wait(result.started.run_id, 30)) == "COMPLETED"
     for run_id in poisoned:
         blocked = await s.until(run_id, "BLOCKED")
         assert blocked.failure.code == "UNKNOWN_DEFINITION"

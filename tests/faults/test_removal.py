@@ -62,17 +62,17 @@ async def test_starts_and_a_removal_at_once_leave_no_run_alive_and_what_was_done
             workflow = f"wf{n % AT_ONCE}"
             hash_ = await registered(apis[n % 2], undoable(str(n), workflow))
             first = (await apis[n % 2].start(workflow, definition_hash=hash_)).run_id
-            await eventually(lambda: begun[f"{first} s2"], 20)
+            await eventually(lambda: begun[f"{first} s2"], 30)
             starts = [_start(apis[k % 2], workflow, hash_) for k in range(4)]
             started, removal = await asyncio.gather(asyncio.gather(*starts), remove(apis[n // 2 % 2], hash_, workflow))
             assert removal.definition.definition_hash == hash_
 
-            await apis[1].wait(first, 20)
+            await apis[1].wait(first, 30)
 
             async def all_ended() -> bool:
                 return (await remove(apis[0], hash_, workflow)).remaining_runs == 0
 
-            await eventually(all_ended, 20, interval=0.05)
+            await eventually(all_ended, 30, interval=0.05)
             return sum(started), len(started)
 
     outcomes = await asyncio.gather(*(race(n) for n in range(RACES)))

@@ -51,7 +51,7 @@ async def test_a_step_that_runs_while_its_server_is_killed_and_restarted_counts_
     server.start()
     await asyncio.to_thread(server.wait_serving)
     for run_id in run_ids:
-        await api.wait(run_id, 15)
+        await api.wait(run_id, 30)
         assert attempts(await api.history(run_id)) == [1, 1]
     assert Counter(sink.effects().values()) == {ONCE: 6}
     assert len(worker.events("begun")) == 6
@@ -74,7 +74,7 @@ async def test_workers_go_on_with_another_server_when_theirs_is_killed(
     await until_count(scene.dsn, COMPLETED, RUNS * STEPS // 4, more=True)
     doomed.kill()
     assert await count(scene.dsn, ENDED) < RUNS
-    await until_count(scene.dsn, ENDED, RUNS, 20)
+    await until_count(scene.dsn, ENDED, RUNS, 30)
     assert await count(scene.dsn, COMPLETED + " and attempt = 1") == RUNS * STEPS
     assert Counter(sink.effects().values()) == {ONCE: RUNS * STEPS}
 
@@ -95,7 +95,7 @@ async def test_workers_leave_a_server_that_is_frozen_and_it_changes_nothing_when
     frozen.pause()
     sink.open("held")
     for run_id in run_ids:
-        await api.wait(run_id, 15)
+        await api.wait(run_id, 30)
     histories = [await api.history(run_id) for run_id in run_ids]
     frozen.resume()
     await eventually(lambda: _sessions_of(frozen, 0))
@@ -136,12 +136,12 @@ async def test_a_server_that_stops_amid_a_transaction_holds_up_only_the_runs_tha
     again = await scene.raw(other.grpc_address, capacity=0, process_nonce=nonce, hello=False)
     held = [task.task for task in (locked, *free)]
     await again.send(again.hello(previous_session_ids=worker.sessions, held=held))
-    assert all(result.kept for result in (await again.next(pb.Welcome, 10)).held if result.task != locked.task)
+    assert all(result.kept for result in (await again.next(pb.Welcome, 30)).held if result.task != locked.task)
     began = time.monotonic()
     frame = await again.send(pb.Complete(items=[pb.CompleteItem(task=task) for task in held]))
     answers: dict[int, float] = {}
     while len(answers) < 20:
-        ack = await again.next(pb.Ack, 10)
+        ack = await again.next(pb.Ack, 30)
         assert ack.frame_id == frame
         for result in ack.results:
             assert result.outcome == OK

@@ -74,7 +74,7 @@ async def test_a_worker_that_is_told_to_end_ends_at_its_own_limit_and_the_rest_g
     assert {event["reason"] for event in worker.events("cancelled")} == {"WORKER_SHUTDOWN"}
     other = worker_process(server.grpc_address)
     for run_id in run_ids:
-        assert attempts(await api.history((await api.wait(run_id, 15)).run_id)) == [2]
+        assert attempts(await api.history((await api.wait(run_id, 30)).run_id)) == [2]
     assert await asyncio.to_thread(other.terminate, 15) == 0
 
 
@@ -89,7 +89,7 @@ async def test_a_server_that_is_told_to_end_lets_steps_finish_and_sends_workers_
     held = (await api.start()).run_id
     await until_printed(worker, "begun")
     ending.signal(signal.SIGTERM)
-    await eventually(lambda: other.app.engine.dispatcher.sessions, 10, what="its worker has another server, too")
+    await eventually(lambda: other.app.engine.dispatcher.sessions, 30, what="its worker has another server, too")
     await assert_draining(api)
     later = (await scene.api(other.grpc_address).start()).run_id
     await until_printed(worker, "begun", 2)
@@ -110,7 +110,7 @@ async def assert_draining(api: Api) -> None:
         request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
         response_deserializer=health_pb2.HealthCheckResponse.FromString,
     )
-    response = await check(health_pb2.HealthCheckRequest(), timeout=5)
+    response = await check(health_pb2.HealthCheckRequest(), timeout=30)
     assert response.status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -154,7 +154,7 @@ async def test_servers_and_workers_that_are_replaced_one_after_the_other_under_l
     await until_printed(workers[1], "connected")
     assert await asyncio.to_thread(workers[0].terminate) == 0
     assert await asyncio.to_thread(servers[1].terminate) == 0
-    await until_count(scene.dsn, ENDED, RUNS, 20)
+    await until_count(scene.dsn, ENDED, RUNS, 30)
     assert await count(scene.dsn, COMPLETED + " and attempt = 1") == RUNS * STEPS
     assert Counter(sink.effects().values()) == {ONCE: RUNS * STEPS}
     assert await asyncio.to_thread(workers[1].terminate) == 0

@@ -45,11 +45,11 @@ async def test_signals_that_come_as_their_waits_begin_are_all_taken_and_nothing_
     results = await here.start_many([here.start_request() for _ in range(RUNS)])
     run_ids = [result.started.run_id for result in results]
     for number in range(ROUNDS):
-        tasks = {task.task.run_id: task for task in await worker.tasks(RUNS, 15)}
+        tasks = {task.task.run_id: task for task in await worker.tasks(RUNS, 30)}
         assert set(tasks) == set(run_ids), "a run hangs"
         await _meet(worker, list(tasks.values()), there if number % 2 else here, number)
     for run_id in run_ids:
-        assert (await here.wait(run_id, 15)).state == run_pb2.RUN_STATE_COMPLETED
+        assert (await here.wait(run_id, 30)).state == run_pb2.RUN_STATE_COMPLETED
     for run_id in random.sample(run_ids, 20):
         _check_each_once(await here.history(run_id))
     assert await count(scene.dsn, TAKEN) == RUNS * ROUNDS

@@ -32,16 +32,16 @@ async def test_leases_that_cannot_be_ended_do_not_hide_those_behind_them(scene: 
     await api.register(workflow(step("a", retry={"max_attempts": 2, "initial_delay": "1h", "max_delay": "1h"})))
     run_ids = await _started(api, STUCK + FREE)
     worker = await scene.raw(server.grpc_address, handlers=["a"], capacity=STUCK + FREE)
-    await worker.tasks(STUCK + FREE, 15)
+    await worker.tasks(STUCK + FREE, 30)
     stuck, free = run_ids[:STUCK], run_ids[STUCK:]
     async with holding(scene.dsn, LOCK, [stuck]):
         async with asleep(server.app.engine.sweeper.loop):
             await _expire(scene.dsn, stuck, 20)
             await _expire(scene.dsn, free, 10)
-        await until_count(scene.dsn, "task where operational_failures = 1", FREE, 8)
+        await until_count(scene.dsn, "task where operational_failures = 1", FREE, 30)
         failed = await fetch(scene.dsn, "select run_id::text from task where operational_failures = 1")
         assert {run_id for (run_id,) in failed} == set(free)
-    await until_count(scene.dsn, "task where operational_failures = 1", STUCK + FREE, 15)
+    await until_count(scene.dsn, "task where operational_failures = 1", STUCK + FREE, 30)
 
 
 async def _expire(dsn: str, run_ids: list[str], ago: int) -> None:
@@ -58,18 +58,18 @@ async def test_timers_and_messages_of_locked_runs_do_not_hide_those_behind_them(
     await api.register(workflow(nap, workflow_id="kid"))
     await api.register(workflow({"id": "kid", "workflow": "kid"} if behind == "messages" else nap))
     run_ids = await _started(api, STUCK + FREE)
-    await until_count(scene.dsn, "timer", STUCK + FREE, 20)
+    await until_count(scene.dsn, "timer", STUCK + FREE, 30)
     stuck, free = run_ids[:STUCK], run_ids[STUCK:]
     async with holding(scene.dsn, LOCK, [stuck]):
         async with asleep(server.app.engine.timers.loop):
             await _due(scene.dsn, stuck, 20)
             await _due(scene.dsn, free, 10)
-        await until_count(scene.dsn, "run where ended_at is not null and parent_run_id is null", FREE, 15)
+        await until_count(scene.dsn, "run where ended_at is not null and parent_run_id is null", FREE, 30)
         ended = await fetch(
             scene.dsn, "select run_id::text from run where ended_at is not null and parent_run_id is null"
         )
         assert {run_id for (run_id,) in ended} == set(free)
-    await until_count(scene.dsn, "run where ended_at is not null and parent_run_id is null", STUCK + FREE, 25)
+    await until_count(scene.dsn, "run where ended_at is not null and parent_run_id is null", STUCK + FREE, 30)
 
 
 async def _due(dsn: str, run_ids: list[str], ago: int) -> None:

@@ -50,7 +50,7 @@ async def test_a_task_whose_stream_breaks_right_after_it_was_sent_is_offered_aga
     await worker.ended()
     (lost,) = await leased_to(scene.dsn, worker.sessions[0])
     await worker.reconnect(held=())
-    task = await worker.task(timeout=2)
+    task = await worker.task(timeout=30)
     assert (task.task.run_id, task.attempt) == (run_id, 1)
     assert task.task.fencing_token > lost.token
     assert (await worker.complete(task)).outcome == OK
@@ -71,7 +71,7 @@ async def test_a_task_that_never_arrived_is_offered_again_by_whichever_server_it
     await eventually(lambda: leased_to(scene.dsn, worker.sessions[0]))
     again = await scene.raw(second.grpc_address, process_nonce=worker.hello().process_nonce, hello=False)
     await again.send(again.hello(previous_session_ids=worker.sessions))
-    task = await again.task(timeout=2)
+    task = await again.task(timeout=30)
     assert (task.task.run_id, task.attempt) == (run_id, 1)
     assert (await again.complete(task)).outcome == OK
     assert attempts(await api.history(run_id)) == [1]
@@ -95,7 +95,7 @@ async def test_what_a_server_leases_to_a_stream_that_its_worker_has_left_comes_b
         await again.next(Welcome)
         run_ids = [(await api.start()).run_id for _ in range(5)]
         await until_count(scene.dsn, "task where lease_session is not null", 5)
-    await eventually(lambda: not first.app.engine.dispatcher.sessions, 2, what="the first server has heard of it")
+    await eventually(lambda: not first.app.engine.dispatcher.sessions, 10, what="the first server has heard of it")
     other = await scene.raw(first.grpc_address)
     tasks = await other.tasks(5)
     assert {(task.task.run_id, task.attempt) for task in tasks} == {(run_id, 1) for run_id in run_ids}

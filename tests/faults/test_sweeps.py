@@ -43,7 +43,7 @@ async def test_a_sweep_whose_connections_break_again_and_again_recovers_every_le
         database.break_after(break_after, "up")
         await _until_broken(database, breaks + 1)
     assert await count(scene.dsn, recovered) < N
-    await until_count(scene.dsn, recovered, N, 10)
+    await until_count(scene.dsn, recovered, N, 30)
     assert {row["operational_failures"] for row in await fetch(scene.dsn, "select operational_failures from task")} == {
         1
     }
@@ -128,10 +128,10 @@ async def test_a_worker_that_was_frozen_past_its_lease_hears_of_it_within_a_seco
     await api.register(manifest(lease="1s", retry=SOON))
     frozen = worker_process(server.grpc_address, gate="never")
     run_id = (await api.start()).run_id
-    await eventually(lambda: frozen.events("begun"), 15)
+    await eventually(lambda: frozen.events("begun"), 30)
     frozen.pause()
     other = worker_process(server.grpc_address)
-    await api.wait(run_id, 15)
+    await api.wait(run_id, 30)
     before = await api.history(run_id)
     frozen.resume()
     (cancelled,) = await eventually(lambda: frozen.events("cancelled"), 1)

@@ -16,7 +16,7 @@ from tests.fixtures.waiting import eventually, until_blocked, until_connected, u
 
 
 def connect(dsn: str) -> psycopg.Connection:
-    return psycopg.connect(dsn, autocommit=True, connect_timeout=5)
+    return psycopg.connect(dsn, autocommit=True, connect_timeout=30)
 
 
 @pytest.fixture

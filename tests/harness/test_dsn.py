@@ -11,7 +11,7 @@ from tests.fixtures.waiting import wait_until
 
 
 def connect(dsn: str) -> psycopg.Connection:
-    return psycopg.connect(dsn, autocommit=True, connect_timeout=5)
+    return psycopg.connect(dsn, autocommit=True, connect_timeout=30)
 
 
 @pytest.mark.parametrize("_again", [1, 2])

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def execute(server: PostgresServer, statement: str) -> list[tuple[object, ...]]:
-    with psycopg.connect(server.dsn(), autocommit=True, connect_timeout=5) as connection:
+    with psycopg.connect(server.dsn(), autocommit=True, connect_timeout=30) as connection:
         cursor = connection.execute(statement.encode())
         return cursor.fetchall() if cursor.description else []
 
@@ -123,7 +123,7 @@ def test_it_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     pid, folder = done.stdout.split()
-    wait_until(lambda: is_gone(int(pid)), 10, what="PostgreSQL goes with its parent")
+    wait_until(lambda: is_gone(int(pid)), 30, what="PostgreSQL goes with its parent")
     shutil.rmtree(folder)
 
 

@@ -106,7 +106,7 @@ async def test_a_server_process_serves_again_on_its_ports_after_a_kill(
             return (await api.get(run_id)).run_id == run_id
         return False
 
-    await eventually(found, 10)
+    await eventually(found, 30)
 
 
 async def test_a_server_process_can_be_frozen_and_stopped(

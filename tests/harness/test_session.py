@@ -125,7 +125,7 @@ def test_a_session_that_is_killed_takes_its_server_with_it(run: Callable[..., Pr
     record = first_record(process, tmp_path)
     process.signal(signal.SIGKILL)
     process.wait()
-    wait_until(lambda: leaves_no_trace(record), 20, what="nothing is left")
+    wait_until(lambda: leaves_no_trace(record), 30, what="nothing is left")
 
 
 def test_a_session_that_is_interrupted_takes_its_server_with_it(run: Callable[..., Process], tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class Real:
 
     async def open(self) -> None:
         """Connect the workers, and a look behind the servers' backs."""
-        self._connection = await psycopg.AsyncConnection.connect(self.dsn, autocommit=True, connect_timeout=10)
+        self._connection = await psycopg.AsyncConnection.connect(self.dsn, autocommit=True, connect_timeout=30)
         for address in self.addresses:
             worker = RawWorker(address, handlers=all_handlers(), capacity=0, namespace=self.namespace)
             self.workers.append(worker)

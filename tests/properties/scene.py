@@ -23,7 +23,7 @@ from tests.properties.oracle_run import LEASE_LOST, Run
 from tests.properties.real import Real, payload, ref
 from tests.properties.workflows import Manifest
 
-LIMIT = 6.0
+LIMIT = 30.0
 TICK = 0.01
 
 

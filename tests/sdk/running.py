@@ -34,7 +34,7 @@ class Running:
 
     async def connected(self) -> None:
         """Wait until a server has taken it, while the loop goes on: the server may be in it."""
-        await eventually(lambda: self.ended or self.worker.wait_connected(0), 10)
+        await eventually(lambda: self.ended or self.worker.wait_connected(0), 30)
         assert not self.ended, self.error
 
     async def end(self, timeout: float = STOP_TIMEOUT) -> None:

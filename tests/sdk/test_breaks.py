@@ -77,7 +77,7 @@ async def test_a_stream_that_breaks_amid_a_step_costs_nothing(
             proxy.cut()
             await eventually(partial(reconnected, run, number + 1))
         gate.open.set()
-        assert await started_run.result(timeout=10) == 1
+        assert await started_run.result(timeout=30) == 1
         await client.close()
     assert gate.begun == [1]
     assert gate.ended == ["done"]
@@ -95,7 +95,7 @@ async def test_an_outcome_whose_ack_was_lost_is_sent_again_and_counts_once(
         await eventually(lambda: gate.begun)
         proxy.blackhole("down")
         gate.open.set()
-        assert await started_run.result(timeout=10) == 1
+        assert await started_run.result(timeout=30) == 1
         assert run.worker.stats().completed == 0
         proxy.heal()
         proxy.cut()
@@ -117,7 +117,7 @@ async def test_tasks_that_were_lost_on_the_way_are_offered_again_and_cost_no_att
         await eventually(lambda: any(not session.idle for session in sessions(server)), what="the task is on its way")
         proxy.heal()
         proxy.cut()
-        assert await started_run.result(timeout=10) == 1
+        assert await started_run.result(timeout=30) == 1
     assert gate.begun == [1]
     await client.close()
 
@@ -130,12 +130,12 @@ async def test_a_stream_that_is_dead_one_way_is_rebuilt(
     async with running(Worker(proxy.address, [gate.step])) as (run,):
         proxy.blackhole("down")
         connections = proxy.connections
-        await eventually(lambda: proxy.connections > connections or run.worker.stats().reconnects, 10)
+        await eventually(lambda: proxy.connections > connections or run.worker.stats().reconnects, 30)
         proxy.heal()
         proxy.cut()
         gate.open.set()
         client, started_run = await started(server.grpc_address)
-        assert await started_run.result(timeout=10) == 1
+        assert await started_run.result(timeout=30) == 1
     await client.close()
 
 
@@ -152,7 +152,7 @@ async def test_a_worker_that_is_away_for_longer_than_the_grace_loses_its_lease_a
         proxy.cut()
         second.open.set()
         async with running(Worker(server.grpc_address, [second.step])):
-            assert await started_run.result(timeout=10) == 2
+            assert await started_run.result(timeout=30) == 2
             assert gate.ended == [], "it goes on until it hears"
             proxy.heal()
             await eventually(lambda: gate.ended)
@@ -173,7 +173,7 @@ async def test_a_server_that_dies_amid_a_step_and_returns_gets_its_result_once(
         server.start()
         gate.open.set()
         await asyncio.to_thread(server.wait_serving)
-        assert await started_run.result(timeout=20) == 1
+        assert await started_run.result(timeout=30) == 1
         await eventually(lambda: run.worker.stats().completed == 1)
     assert gate.begun == [1]
     await client.close()
@@ -187,9 +187,9 @@ async def test_a_worker_goes_to_another_server_when_one_is_gone(
     gate.open.set()
     async with running(Worker(target, [gate.step])) as (run,):
         await asyncio.to_thread(servers[0].kill)
-        await eventually(lambda: run.worker.stats().reconnects == 1, 10)
+        await eventually(lambda: run.worker.stats().reconnects == 1, 30)
         client, started_run = await started(target)
-        assert await started_run.result(timeout=10) == 1
+        assert await started_run.result(timeout=30) == 1
         await client.close()
 
 
@@ -215,10 +215,10 @@ async def test_streams_that_break_all_the_time_lose_nothing_and_burn_no_attempt(
         runs = [handle for handle in handles if isinstance(handle, AsyncRunHandle)]
         breaks = 0
         while run.worker.stats().completed < 300:
-            await eventually(partial(more_done, run, run.worker.stats().completed), 20)
+            await eventually(partial(more_done, run, run.worker.stats().completed), 30)
             proxy.reset() if breaks % 2 else proxy.cut()
             breaks += 1
-        assert [await each.result(timeout=10) for each in runs] == [number + 3 for number in range(100)]
+        assert [await each.result(timeout=30) for each in runs] == [number + 3 for number in range(100)]
     assert breaks > 5
     assert len(ran) == 300
     assert set(ran.values()) == {1}, "no step ran twice"
@@ -235,13 +235,13 @@ async def test_a_session_that_is_asked_to_go_is_replaced_before_it_ends(
     async with running(Worker(server.grpc_address, [gate.step], slots=3)) as (run,):
         client, held_up = await started(server.grpc_address)
         await eventually(lambda: gate.begun)
-        await eventually(lambda: run.worker.stats().reconnects >= 2, 10)
+        await eventually(lambda: run.worker.stats().reconnects >= 2, 30)
         assert len(sessions(server)) >= 2, "the old one is there while its step runs"
         assert gate.begun == [1]
         gate.open.set()
-        assert await held_up.result(timeout=10) == 1
+        assert await held_up.result(timeout=30) == 1
         more = [await client.start_run("wf") for _ in range(20)]
-        assert [await each.result(timeout=10) for each in more] == [1] * 20
+        assert [await each.result(timeout=30) for each in more] == [1] * 20
         await client.close()
     assert run.worker.stats().lost == 0
 
@@ -252,14 +252,14 @@ async def test_a_frozen_worker_loses_its_step_and_is_told_when_it_wakes(
     server = await in_process_server(dsn, **QUICK | {"disconnect_grace": 0.3})
     worker = python_process("-m", "tests.sdk.worker_program", server.grpc_address, "hold")
     client, started_run = await started(server.grpc_address, lease="1s", retry={"initial_delay": "10ms"})
-    await eventually(lambda: worker.events("begun"), 15)
+    await eventually(lambda: worker.events("begun"), 30)
     worker.pause()
     gate.open.set()
     async with running(Worker(server.grpc_address, [gate.step])):
-        assert await started_run.result(timeout=20) == 2
+        assert await started_run.result(timeout=30) == 2
     before = [event async for event in started_run.history()]
     worker.resume()
-    cancelled = await eventually(lambda: worker.events("cancelled"), 10)
+    cancelled = await eventually(lambda: worker.events("cancelled"), 30)
     assert cancelled[0]["reason"] == "LEASE_LOST"
     assert [event async for event in started_run.history()] == before
     assert await asyncio.to_thread(worker.terminate) == 0
@@ -303,7 +303,7 @@ async def test_a_worker_waits_for_a_server_that_is_not_there_yet(
     proxy.retarget(server.grpc_address)
     await run.connected()
     client, started_run = await started(server.grpc_address)
-    assert await started_run.result(timeout=10) == 1
+    assert await started_run.result(timeout=30) == 1
     await run.stop()
     await client.close()
 

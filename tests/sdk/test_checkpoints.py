@@ -24,7 +24,7 @@ async def result_of(server: InProcessServer, handler: Callable[..., Any], **node
     """What a run of one step ends with."""
     async with running(Worker(server.grpc_address, [step("s1")(handler)])), AsyncClient(server.grpc_address) as client:
         await client.register_definition(manifest(1, retry=AT_ONCE, **node))
-        return await (await client.start_run("wf", 1)).result(timeout=20)
+        return await (await client.start_run("wf", 1)).result(timeout=30)
 
 
 def sync_saver(ctx: StepContext) -> Any:
@@ -85,7 +85,7 @@ async def test_checkpoints_are_not_the_next_steps(server: InProcessServer) -> No
 
     async with running(Worker(server.grpc_address, [save, look])), AsyncClient(server.grpc_address) as client:
         await client.register_definition(manifest(2))
-        assert await (await client.start_run("wf")).result(timeout=10) is None
+        assert await (await client.start_run("wf")).result(timeout=30) is None
 
 
 async def test_a_checkpoint_over_a_break_is_saved_when_the_worker_is_back(
@@ -115,7 +115,7 @@ async def test_a_checkpoint_over_a_break_is_saved_when_the_worker_is_back(
         await eventually(lambda: run.worker.stats().held == 1)
         proxy.heal()
         proxy.cut()
-        assert await started.result(timeout=20) == "over the break"
+        assert await started.result(timeout=30) == "over the break"
 
 
 async def test_a_checkpoint_that_only_the_server_can_not_record_is_an_error_of_its_saver(
@@ -181,10 +181,10 @@ async def test_a_zombie_saves_nothing_and_is_told_that_its_lease_is_lost(
         await eventually(begun.is_set)
         proxy.blackhole("both")
         async with running(Worker(server.grpc_address, [heir])):
-            await eventually(taken.is_set, 15)
+            await eventually(taken.is_set, 30)
             proxy.heal()
             proxy.cut()
-            assert await started.result(timeout=20) is None
+            assert await started.result(timeout=30) is None
     assert errors == ["LEASE_LOST"]
 
 
@@ -226,4 +226,4 @@ async def test_people_see_the_newest_checkpoint_and_the_progress(
         assert open_step.progress.decode() == "2 of 2"
         assert open_step.checkpoint_number == 2
         seen.set()
-        await started.result(timeout=10)
+        await started.result(timeout=30)

@@ -60,7 +60,7 @@ async def test_runs_are_started_found_listed_and_followed(ask: Either, server: I
     async with running(Worker(server.grpc_address, [add_one])):
         run = await ask("start_run", "wf", {"n": 2**70}, request_key="k", user_id="u", priority=2)
         assert run.created
-        assert await ask("result", on=run, timeout=10, type=int) == 2**70 + 1
+        assert await ask("result", on=run, timeout=30, type=int) == 2**70 + 1
         again = await ask("start_run", "wf", {"n": 2**70}, request_key="k", user_id="u")
         assert (again.run_id, again.created) == (run.run_id, False)
         found = await ask("find_run", "wf", "k", "u")
@@ -72,7 +72,7 @@ async def test_runs_are_started_found_listed_and_followed(ask: Either, server: I
         assert events[1:] == await ask.all("watch_run", run.run_id, after_seq=1)
         more = await ask("start_runs", [StartRun("wf", {"n": number}) for number in range(30)])
         for handle in more:
-            await ask("wait", on=handle, timeout=10)
+            await ask("wait", on=handle, timeout=30)
     listed = await ask.all("list_runs", "wf", [RunState.COMPLETED])
     assert len(listed) == 31
     assert listed[-1].run_id == run.run_id
@@ -114,10 +114,10 @@ async def test_a_dedupe_key_finds_the_run_that_holds_it_until_that_has_ended(
     assert (await ask("get", on=first)).dedupe_key == "d"
     assert [run.dedupe_key for run in await ask.all("list_runs", "wf")] == ["d"]
     async with running(Worker(server.grpc_address, [add_one])):
-        assert await ask("result", on=first, timeout=10, type=int) == 2
+        assert await ask("result", on=first, timeout=30, type=int) == 2
         second = await ask("start_run", "wf", {"n": 2}, dedupe_key="d")
         assert second.created
-        assert await ask("result", on=second, timeout=10, type=int) == 3
+        assert await ask("result", on=second, timeout=30, type=int) == 3
 
 
 async def test_a_duplicate_with_another_input_is_a_conflict_or_bound_as_the_caller_says(ask: Either) -> None:
@@ -220,7 +220,7 @@ async def test_following_a_run_goes_on_after_breaks(
                     return run.ended or run.open_steps[0].handler > name
 
                 await eventually(gone_on)
-        await asyncio.wait_for(following, 10)
+        await asyncio.wait_for(following, 30)
         events = [event.seq async for event in started.history()]
     assert seen == events
     await ask.close()

@@ -92,7 +92,7 @@ async def test_completed_steps_are_undone_in_reverse_with_their_inputs_and_outpu
         await client.register_definition(undoable())
         run = await client.start_run("wf", Order(7))
         with pytest.raises(RunFailed) as caught:
-            await run.result(timeout=20)
+            await run.result(timeout=30)
         assert (caught.value.failure.code, caught.value.state) == ("DISCONTINUED", RunState.FAILED)
         assert undone == [
             (TaskKind.UNDO, "n2", False, Receipt(700), Receipt(701)),
@@ -123,7 +123,7 @@ async def test_an_undo_is_tried_again_and_goes_on_from_its_own_checkpoint(server
     async with running(Worker(server.grpc_address, handlers)), AsyncClient(server.grpc_address) as client:
         await client.register_definition(undoable())
         with pytest.raises(RunFailed):
-            await (await client.start_run("wf", Order(7))).result(timeout=20)
+            await (await client.start_run("wf", Order(7))).result(timeout=30)
     assert seen == [(1, None), (2, 1), (3, 2)]
     assert len(keys) == 1
 
@@ -144,7 +144,7 @@ async def test_a_step_that_did_not_complete_is_undone_without_an_output_if_its_n
     async with running(Worker(server.grpc_address, [half, unhalf])), AsyncClient(server.grpc_address) as client:
         await client.register_definition(manifest(1, retry=ONCE, undo={"step": "u1", "undo_unfinished": True}))
         with pytest.raises(RunFailed):
-            await (await client.start_run("wf", Order(7))).result(timeout=20)
+            await (await client.start_run("wf", Order(7))).result(timeout=30)
     assert undone == [(Order(7), None, True)]
 
 
@@ -211,7 +211,7 @@ async def test_a_cancelled_step_may_end_as_it_likes_in_its_grace(
         await eventually(stopping.begun.is_set)
         assert await run.cancel("enough", grace=30) is RunState.ENDING
         with pytest.raises(RunCancelled) as caught:
-            await run.result(timeout=20)
+            await run.result(timeout=30)
         assert caught.value.failure.code == "RUN_CANCELLED"
         assert caught.value.run.open_steps == ()
         kinds = await kinds_of(run)
@@ -235,7 +235,7 @@ async def test_a_step_that_ignores_its_cancel_does_no_harm_and_is_told_in_the_en
         run = await client.start_run("wf")
         await eventually(stopping.begun.is_set)
         await run.cancel(grace=0.1)
-        assert (await run.wait(timeout=20)).state is RunState.CANCELLED
+        assert (await run.wait(timeout=30)).state is RunState.CANCELLED
         await eventually(lambda: worker.worker.stats().lost == 1)
         before = await kinds_of(run)
         stopping.go.set()
@@ -258,7 +258,7 @@ async def test_a_step_whose_run_is_terminated_is_stopped_at_once_and_nothing_is_
         await eventually(stopping.begun.is_set)
         assert await run.terminate("now") is RunState.TERMINATED
         with pytest.raises(RunTerminated) as caught:
-            await run.result(timeout=20)
+            await run.result(timeout=30)
         assert caught.value.state is RunState.TERMINATED
         await eventually(lambda: stopping.seen)
         assert "undo_scheduled" not in await kinds_of(run)
@@ -287,7 +287,7 @@ async def test_a_branch_that_fails_for_good_stops_its_sibling_and_what_that_comp
     async with running(Worker(server.grpc_address, handlers)), AsyncClient(server.grpc_address) as client:
         await client.register_definition(definition)
         with pytest.raises(RunFailed):
-            await (await client.start_run("wf")).result(timeout=20)
+            await (await client.start_run("wf")).result(timeout=30)
     assert stopping.seen == [(CancelReason.RUN_ENDED, True)]
     assert undone == ["in its grace"]
 
@@ -322,7 +322,7 @@ async def test_an_undo_that_fails_for_good_blocks_the_run_until_a_person_has_rep
         await eventually(lambda: blocked_at("n1"))
         await run.retry("settled by hand", skip_undo=True)
         with pytest.raises(RunFailed) as caught:
-            await run.result(timeout=20)
+            await run.result(timeout=30)
         assert caught.value.failure.code == "DISCONTINUED"
         kinds = await kinds_of(run)
         assert (kinds.count("undo_failed"), kinds.count("undo_completed"), kinds.count("undo_skipped")) == (2, 1, 1)

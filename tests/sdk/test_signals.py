@@ -22,7 +22,7 @@ RETRY = {"max_attempts": 2, "initial_delay": "10ms"}
 
 async def begun(python_process: ProgramStarter, server: InProcessServer, *arguments: str) -> Process:
     worker = python_process("-m", "tests.sdk.worker_program", server.grpc_address, *arguments)
-    await eventually(lambda: worker.events("begun"), 20)
+    await eventually(lambda: worker.events("begun"), 30)
     return worker
 
 
@@ -42,7 +42,7 @@ async def test_a_step_under_way_is_finished_and_nothing_new_is_taken(
         await eventually(lambda: paused(server))
         later = await client.start_run("wf")
         assert await asyncio.to_thread(worker.wait, 15) == 0
-        assert await run.result(timeout=5) == 1
+        assert await run.result(timeout=30) == 1
         assert (await later.get()).state == "PENDING"
         (ended,) = worker.events("ended")
         assert (ended["started"], ended["completed"]) == (1, 1)
@@ -114,7 +114,7 @@ async def test_a_program_without_logging_shows_where_its_worker_is_connected(
 ) -> None:
     worker = python_process("-c", PLAIN_PROGRAM, server.grpc_address)
     line = f"worker plain connected to {server.grpc_address}: 1 handlers on queue default, 3 slots, session "
-    await eventually(lambda: line in worker.logs, 20)
+    await eventually(lambda: line in worker.logs, 30)
     worker.signal(signal.SIGTERM)
     assert await asyncio.to_thread(worker.wait, 15) == 0
     assert worker.logs.count(line) == 1
@@ -148,4 +148,4 @@ async def test_a_worker_that_is_killed_costs_its_step_one_lease(
         run = await start(client)
         await begun(python_process, server, "exit")
         await begun(python_process, server, "exit")
-        assert await run.result(timeout=15) == 2
+        assert await run.result(timeout=30) == 2

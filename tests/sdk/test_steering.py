@@ -37,7 +37,7 @@ async def test_a_signal_ends_a_wait_and_counts_once_however_often_it_is_sent(ask
     assert (waiting.state, wait.node_id, wait.signal_name) == (RunState.WAITING, "approval", "approve")
     first = await ask("signal", "approve", {"by": "ann"}, on=run, request_id="once")
     assert await ask("signal_run", run.run_id, "approve", {"by": "ann"}, request_id="once") == first
-    assert await ask("result", on=run, timeout=10) == {"by": "ann"}
+    assert await ask("result", on=run, timeout=30) == {"by": "ann"}
     events = {event.kind.value: event for event in await ask.all("history", on=run)}
     received, taken = events["signal_received"], events["signal_taken"]
     assert (received.seq, received.signal_name, received.request_id) == (first.seq, "approve", "once")
@@ -55,10 +55,10 @@ async def test_a_paused_run_begins_nothing_until_it_is_resumed(ask: Either, serv
     assert await ask("pause", "wait a moment", on=run) is RunState.PAUSED
     async with running(Worker(server.grpc_address, [same])):
         other = await ask("start_run", "wf", 6)
-        assert await ask("result", on=other, timeout=10) == 6
+        assert await ask("result", on=other, timeout=30) == 6
         assert (await ask("get", on=run)).state is RunState.PAUSED
         assert not (await ask("resume", on=run)).is_final
-        assert await ask("result", on=run, timeout=10) == 5
+        assert await ask("result", on=run, timeout=30) == 5
     reasons = [event.reason for event in await ask.all("history", on=run) if event.kind == "run_paused"]
     assert reasons == ["wait a moment"]
 
@@ -76,10 +76,10 @@ async def test_a_failed_run_goes_on_from_where_it_failed(ask: Either, server: In
     async with running(Worker(server.grpc_address, [same, picky])):
         run = await ask("start_run", "wf", 5)
         with pytest.raises(fencepost.RunFailed):
-            await ask("result", on=run, timeout=10)
+            await ask("result", on=run, timeout=30)
         repaired.append(True)
         assert not (await ask("retry", "repaired", on=run)).is_final
-        assert await ask("result", on=run, timeout=10) == 5
+        assert await ask("result", on=run, timeout=30) == 5
         kinds = [event.kind.value for event in await ask.all("events", on=run)]
     assert [kind for kind in kinds if kind.startswith("run_")] == [
         "run_started",
@@ -98,10 +98,10 @@ async def test_cancel_and_terminate_end_runs_that_nobody_works_on(ask: Either) -
     cancelled, terminated = [await ask("start_run", "wf") for _ in range(2)]
     await ask("cancel", "enough", on=cancelled)
     with pytest.raises(fencepost.RunCancelled, match="was cancelled"):
-        await ask("result", on=cancelled, timeout=10)
+        await ask("result", on=cancelled, timeout=30)
     assert await ask("terminate", "now", on=terminated) is RunState.TERMINATED
     with pytest.raises(fencepost.RunTerminated, match="was terminated"):
-        await ask("result", on=terminated, timeout=10)
+        await ask("result", on=terminated, timeout=30)
     last = (await ask.all("events", on=terminated))[-1]
     assert (last.kind, last.reason) == ("run_terminated", "now")
     with pytest.raises(fencepost.IllegalTransition):
@@ -121,7 +121,7 @@ async def test_a_retry_whose_dedupe_key_another_run_holds_names_that_run(ask: Ei
     await ask("register_definition", manifest(1))
     async with running(Worker(server.grpc_address, [refuse])):
         failed = await ask("start_run", "wf", dedupe_key="d")
-        assert (await ask("wait", on=failed, timeout=10)).state is RunState.FAILED
+        assert (await ask("wait", on=failed, timeout=30)).state is RunState.FAILED
     holder = await ask("start_run", "wf", dedupe_key="d")
     with pytest.raises(fencepost.KeyTaken) as taken:
         await ask("retry", on=failed)
@@ -137,7 +137,7 @@ async def test_a_start_is_delayed_labelled_and_limited(ask: Either) -> None:
     assert 3500 < (wait.fire_time - found.create_time).total_seconds() < 3700
     short = await ask("start_run", "wf", run_timeout=0.2)
     with pytest.raises(fencepost.RunFailed) as caught:
-        await ask("result", on=short, timeout=15)
+        await ask("result", on=short, timeout=30)
     assert caught.value.failure.code == "RUN_TIMEOUT"
     timers = [event.timer_kind for event in await ask.all("history", on=short) if event.kind == "timer_fired"]
     assert timers == [TimerKind.RUN_TIMEOUT]
@@ -151,7 +151,7 @@ async def test_runs_are_listed_by_all_that_is_asked_for(ask: Either, server: InP
     await ask("register_definition", manifest(1))
     first = await ask("start_run", "wf", user_id="ann", attributes={"zone": "a", "size": "1"})
     async with running(Worker(server.grpc_address, [refuse])):
-        assert (await ask("wait", on=first, timeout=10)).failure.code == "REFUSED"
+        assert (await ask("wait", on=first, timeout=30)).failure.code == "REFUSED"
     middle = (await ask("get", on=first)).create_time + dt.timedelta(microseconds=1)
     await ask("start_runs", [StartRun("wf", attributes={"zone": "a"}), StartRun("wf", user_id="bob")])
 
@@ -186,7 +186,7 @@ async def test_a_definition_is_activated_again_and_removed(ask: Either) -> None:
 
     await eventually(removed)
     with pytest.raises(fencepost.RunFailed) as caught:
-        await ask("result", on=run, timeout=10)
+        await ask("result", on=run, timeout=30)
     assert caught.value.failure.code == "DEFINITION_REMOVED"
     with pytest.raises(fencepost.DefinitionRemoved):
         await ask("start_run", "wf", definition_hash=newer.definition_hash)

@@ -61,7 +61,7 @@ async def test_a_run_goes_through_async_and_sync_handlers(server: InProcessServe
     async with running(Worker(server.grpc_address, [price, double])), AsyncClient(server.grpc_address) as client:
         await client.register_definition(manifest(2))
         run = await client.start_run("wf", Order(2**70, [1, 2**70]))
-        assert await run.result(timeout=10, type=Priced) == Priced(2**70, 2 * (1 + 2**70))
+        assert await run.result(timeout=30, type=Priced) == Priced(2**70, 2 * (1 + 2**70))
         kinds = [event.kind async for event in run.events()]
         assert kinds[0] == "run_started"
         assert kinds[-1] == "run_completed"
@@ -79,7 +79,7 @@ async def test_a_worker_runs_in_the_loop_of_its_caller(server: InProcessServer) 
     life = asyncio.create_task(worker.run_async())
     async with AsyncClient(server.grpc_address) as client:
         await client.register_definition(manifest(1))
-        await (await client.start_run("wf")).result(timeout=10)
+        await (await client.start_run("wf")).result(timeout=30)
     assert loops == [asyncio.get_running_loop()]
     life.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -95,7 +95,7 @@ async def failure_of(
         await client.register_definition(manifest(1, retry=FAST, **(node or {})))
         run = await client.start_run("wf", 1)
         with pytest.raises(RunFailed) as caught:
-            await run.result(timeout=20)
+            await run.result(timeout=30)
     return caught.value.failure
 
 
@@ -177,7 +177,7 @@ async def test_feedback_reaches_the_next_attempt(server: InProcessServer) -> Non
 
     async with running(Worker(server.grpc_address, [improve])), AsyncClient(server.grpc_address) as client:
         await client.register_definition(manifest(1, retry=FAST))
-        assert await (await client.start_run("wf")).result(timeout=10) == 3
+        assert await (await client.start_run("wf")).result(timeout=30) == 3
     assert seen == [(1, None), (2, {"max": 1}), (3, {"max": 2})]
 
 
@@ -192,7 +192,7 @@ async def test_a_retry_delay_of_the_steps_own_is_kept(server: InProcessServer) -
 
     async with running(Worker(server.grpc_address, [busy])), AsyncClient(server.grpc_address) as client:
         await client.register_definition(manifest(1, retry={**FAST, "initial_delay": "1m"}))
-        await (await client.start_run("wf")).result(timeout=10)
+        await (await client.start_run("wf")).result(timeout=30)
     assert 0.4 < times[1] - times[0] < 5
 
 
@@ -221,7 +221,7 @@ async def test_context_is_stable_where_it_must_be(server: InProcessServer) -> No
 
     async with running(Worker(server.grpc_address, [note])), AsyncClient(server.grpc_address) as client:
         await client.register_definition(manifest(1, retry=FAST))
-        await (await client.start_run("wf", user_id="ann")).result(timeout=10)
+        await (await client.start_run("wf", user_id="ann")).result(timeout=30)
     (_, token, key, user), (_, later, same, _) = seen
     assert later > token
     assert same == key
@@ -258,7 +258,7 @@ async def test_blocked_handlers_do_not_silence_heartbeats(in_process_server: Cal
             )
             assert number == int(name[1]) - 1
         runs = [await client.start_run(name) for name in ("s1", "s2")]
-        assert [await started.result(timeout=20) for started in runs] == [1, 2]
+        assert [await started.result(timeout=30) for started in runs] == [1, 2]
     assert attempts == [1, 1]
     assert run.worker.stats().lost == 0
 

@@ -143,7 +143,7 @@ async def test_a_worker_that_does_not_read_is_cut_off_and_the_others_notice_noth
     small = (await api.start("small")).run_id
     assert (await quick.complete(await quick.task())).outcome == OK
     await api.wait(small)
-    await eventually(fed_until_it_is_cut_off, 10, interval=0.1)
+    await eventually(fed_until_it_is_cut_off, 30, interval=0.1)
     slow.resume_reading()
     error = await slow.ended()
     assert error is not None

@@ -185,7 +185,7 @@ async def test_a_worker_never_has_more_out_than_its_capacity_said(
 
     workers = [await connect_worker(server.grpc_address, handlers=handler_names(3), capacity=n) for n in (0, 1, 2, 3)]
     working = [asyncio.create_task(work(worker)) for worker in workers]
-    ending = asyncio.gather(*(api.wait(run_id, 20) for run_id in runs))
+    ending = asyncio.gather(*(api.wait(run_id, 30) for run_id in runs))
     watched: list[asyncio.Future[Any]] = [ending, *working]
     done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
     await end(working)

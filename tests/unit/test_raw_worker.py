@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
@@ -14,6 +15,7 @@ from fencepost.v1 import error_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from tests.fixtures.raw_worker import METHOD, OK, FrameRefused, RawWorker, StreamEnded, seconds
 from tests.fixtures.refusals import DETAILS, DOMAIN, decode, refused
+from tests.fixtures.waiting import eventually
 
 Script = Callable[["Stream"], Awaitable[None]]
 
@@ -198,6 +200,26 @@ async def test_a_refused_frame_and_a_refused_stream_are_told_with_all_details(
     assert error.violations == (("capacity", "too large"), ("labels", "too many"))
     assert error.paths == ["capacity", "labels"]
     assert (error.metadata, error.retry_after) == ({"limit": "3"}, 1.5)
+
+
+async def test_a_write_that_fails_while_a_pong_waits_behind_it_is_told_why(server: Server, worker: RawWorker) -> None:
+    async def script(stream: Stream) -> None:
+        await stream.welcome()
+        await stream.write(ping=pb.Ping(number=1))
+        await abort(stream.context)
+
+    server.scripts.append(script)
+    await worker.open()
+    await worker.send(worker.hello())
+    async with worker._writing:
+        sending = [asyncio.create_task(worker.send(pb.Goodbye())) for _ in range(3)]
+        await eventually(lambda: worker.pings == 1)
+        await eventually(worker._call.done)
+    for task in sending:
+        with pytest.raises(StreamEnded) as ended:
+            await asyncio.wait_for(task, 10)
+        assert ended.value.error is not None
+        assert ended.value.error.reason == "TOO_MANY_SESSIONS"
 
 
 async def abort(context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
