@@ -5,6 +5,7 @@ parent that is ending (rows 45 and 53 of the field's failures).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import Counter
 from typing import Any
@@ -15,7 +16,7 @@ from fencepost.v1 import run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from tests.engine.flows import PERMANENT, Scene, state_of, step, workflow
 from tests.faults.crashing import SETTINGS
-from tests.faults.scene import QUICK, STAYING, asleep, count, fetch, until_count
+from tests.faults.scene import QUICK, STAYING, asleep, count, until_count
 from tests.faults.scene import Scene as Stage
 from tests.fixtures.api import Api, kinds
 from tests.fixtures.databases import database_address, redirected
@@ -87,7 +88,7 @@ async def test_a_server_that_is_killed_as_it_commits_leaves_no_family_apart(
         task = a
     database.break_on(b"commit\0", "up", "blackhole", after=pattern, forward=True)
     telling = asyncio.create_task(_go_on(worker, task))
-    await eventually(lambda: database.breaks, 10, what=when)
+    await eventually(lambda: database.breaks, 30, what=when)
     await asyncio.to_thread(doomed.kill)
     telling.cancel()
     await asyncio.gather(telling, return_exceptions=True)
@@ -102,7 +103,7 @@ async def test_a_server_that_is_killed_as_it_commits_leaves_no_family_apart(
     )  # fmt: skip
     await again.complete_all([(ref, "1") for ref in held])
     working = asyncio.create_task(work_off(again))
-    assert state_of(await api.wait(parent, 15)) == "COMPLETED"
+    assert state_of(await api.wait(parent, 30)) == "COMPLETED"
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
     [child] = await family(api, parent)
@@ -135,12 +136,12 @@ async def test_families_outlive_servers_that_are_killed_again_and_again(
     results = await api.start_many([api.start_request() for _ in range(FAMILIES)])
     working = asyncio.create_task(work_off(worker))
     for share in (1, 2, 3):
-        await until_count(scene.dsn, "run where parent_run_id is not null", FAMILIES * share // 2, 20, more=True)
+        await until_count(scene.dsn, "run where parent_run_id is not null", FAMILIES * share // 2, 30, more=True)
         await asyncio.to_thread(doomed.kill)
         doomed.start()
         await asyncio.to_thread(doomed.wait_serving)
     for result in results:
-        assert state_of(await api.wait(result.started.run_id, 20)) == "COMPLETED"
+        assert state_of(await api.wait(result.started.run_id, 30)) == "COMPLETED"
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
     for result in results:
@@ -165,7 +166,7 @@ async def test_two_servers_that_deliver_the_same_messages_at_once_apply_each_onc
         await until_count(scene.dsn, "message", FAMILIES)
     await deliver_together(FAMILIES, 1)
     for _ in range(2):
-        tasks = await here.worker.tasks(FAMILIES, 15)
+        tasks = await here.worker.tasks(FAMILIES, 30)
         async with asleep(outboxes[0].loop), asleep(outboxes[1].loop):
             await here.worker.complete_all([(task, "1") for task in tasks])
             await until_count(scene.dsn, "message", FAMILIES)
@@ -199,57 +200,121 @@ async def test_a_child_whose_parent_ended_before_it_was_started_never_runs(scene
 # Retries of the parent
 
 PARENT = (
-    {"id": "both", "parallel": [[kid("one")], [step("a")], [step("x") | {"step": "d"}]]},
-    kid("two"),
-    step("b"),
+    {
+        "id": "both",
+        "parallel": [
+            [step("a"), kid("one"), step("b"), kid("left", on_parent_end="abandon"), step("c"), kid("two")],
+            [step("x") | {"step": "d"}],
+        ],
+    },
+    kid("three"),
+    step("y") | {"step": "a"},
 )
-"""Beside a child and a step there is the step x, which can fail while the others are anywhere."""
+"""Beside children of all sorts there is the step x, which can fail wherever the others are; behind it come a child that
+can fail itself, and a step.
+"""
+VICTIMS = ("x", "three", "y")
+"""The nodes of which at any time there is one that can fail."""
+BESIDE_X = 3
+"""So many children there are beside x."""
+KIDS = ["left", "one", "three", "two"]
+NEVER = 1 << 30
 
 
-async def _to_the_end(s: Scene, run_id: str, victim: str, after: int) -> None:
-    """Let the parent and its children go on, one report after the other. After so many reports the victim fails for
-    good, and once everything has ended with it the parent is retried.
+class Parent:
+    """A run of PARENT and its children, with the tasks that have come of them. Once the event ``point`` is in its
+    history, and ``ready``: what follows from it has come to the worker, a victim fails for good; when everything has
+    ended with that, the parent is retried.
     """
-    held: pb.Task | None = None
-    reported, failed = 0, False
-    while state_of(await s.api.get(run_id)) != "COMPLETED":
-        task = await _arrived(s)
-        if task is not None and task.node_id == victim and not failed:
-            held = task
-        elif task is not None:
-            result = await s.worker.complete(task, json.dumps(task.handler))
-            assert result.outcome in (OK, LEASE_LOST), result  # it can have been stopped before it was read
-            reported += result.outcome == OK
-        if held is not None and reported >= after:
-            await s.fail(held, PERMANENT)
-            assert state_of(await s.api.wait(run_id)) == "FAILED"
-            answers = [await s.call("Retry", run_id, request_id="again") for _ in range(2)]
+
+    def __init__(self, scene: Scene, run_id: str, point: int, *, ready: bool) -> None:
+        self.run_id, self.point = run_id, point
+        self.arrived: asyncio.Queue[pb.Task] = asyncio.Queue()
+        self.failed_after = 0
+        """How many events there were when the victim failed."""
+        self._scene, self._ready = scene, ready
+        self._victim: pb.Task | None = None
+
+    async def play(self) -> list[run_pb2.Event]:
+        """Let it go on, one report after the other, until it has completed. Returns its history."""
+        while "run_completed" not in kinds(events := await self._scene.api.history(self.run_id)):
+            if self._victim is not None:
+                await self._decide(self._victim, events)
+            with contextlib.suppress(TimeoutError):
+                await self._take(await asyncio.wait_for(self.arrived.get(), 0.02))
+        return events
+
+    async def _decide(self, victim: pb.Task, events: list[run_pb2.Event]) -> None:
+        """Let the victim fail now, complete because nothing else can go on without it, or neither."""
+        stuck = victim.node_id != "x" or kinds(events).count("child_ended") == BESIDE_X
+        if len(events) >= self.point and (stuck or not self._ready or not self.arrived.empty()):
+            self.failed_after, self._victim = len(events), None
+            await self._scene.fail(victim, PERMANENT)
+            assert state_of(await self._scene.api.wait(self.run_id)) == "FAILED"
+            answers = [await self._scene.call("Retry", self.run_id, request_id="again") for _ in range(2)]
             assert answers[0] == answers[1]
-            held, failed = None, True
+        elif len(events) < self.point and stuck:
+            self._victim = None
+            await self._scene.complete(victim)
+
+    async def _take(self, task: pb.Task) -> None:
+        node = task.node_id
+        if task.task.run_id != self.run_id:
+            node = (await self._nodes())[task.task.run_id]
+        if node in VICTIMS and not self.failed_after:
+            self._victim = task
+        else:  # it can have been stopped before it was read
+            assert (await self._scene.worker.complete(task)).outcome in (OK, LEASE_LOST)
+
+    async def _nodes(self) -> dict[str, str]:
+        """By the id of a child: its node."""
+        return {event.child_run_id: event.node_id for event in await self._scene.events(self.run_id, "child_scheduled")}
 
 
-async def _arrived(s: Scene) -> pb.Task | None:
+async def _hand_out(scene: Scene, parents: dict[str, Parent]) -> None:
+    """Give every task to the parent whose family it is of, until cancelled."""
+    while True:
+        task = await scene.worker.task(60)
+        run_id = task.task.run_id
+        if run_id not in parents:
+            run_id = (await scene.api.get(run_id)).parent_run_id
+        parents[run_id].arrived.put_nowait(task)
+
+
+async def _played(scene: Scene, parents: list[Parent]) -> list[list[run_pb2.Event]]:
+    """The histories of families that go on beside each other."""
+    handing = asyncio.create_task(_hand_out(scene, {parent.run_id: parent for parent in parents}))
     try:
-        return await s.worker.task(0.1)
-    except (AssertionError, TimeoutError):
-        return None
+        async with asyncio.timeout(90):
+            return await asyncio.gather(*(parent.play() for parent in parents))
+    finally:
+        handing.cancel()
+        await asyncio.gather(handing, return_exceptions=True)
 
 
-@pytest.mark.parametrize(("victim", "after"), [("x", 0), ("x", 1), ("x", 2), ("b", 4)])
-async def test_a_parent_that_is_retried_creates_each_child_once(scene: Stage, victim: str, after: int) -> None:
-    """A child that completed is never run again; one that was stopped with its parent is, by an event of its own."""
+@pytest.mark.parametrize("ready", [False, True], ids=["at-once", "when-what-follows-is-there"])
+async def test_a_parent_that_is_retried_at_any_event_of_its_history_creates_each_child_once(
+    scene: Stage, ready: bool
+) -> None:
+    """The points are those of the history of one that nobody retries. A child that completed is never run again; one
+    that was stopped with its parent is, by an event of its own; one that was left alone is waited for again.
+    """
     s = await open_scene(scene, cancel_grace=0.0)
-    run_id = await s.run(*PARENT)
-    await asyncio.wait_for(_to_the_end(s, run_id, victim, after), 30)
-    events = await s.api.history(run_id)
-    assert "run_retried" in kinds(events)
-    scheduled = [event.child_scheduled for event in events if event.HasField("child_scheduled")]
-    children = {child.run_id: state_of(child) for child in await family(s.api, run_id)}
-    assert set(children) <= {event.child_run_id for event in scheduled}
-    assert len({event.child_run_id for event in scheduled}) == len(scheduled)
-    completed = [event.node_id for event in scheduled if children.get(event.child_run_id) == "COMPLETED"]
-    assert sorted(completed) == ["one", "two"]
-    ended = [event.child_ended.child_seq for event in events if event.HasField("child_ended")]
-    assert sorted(ended) == [event.seq for event in events if event.HasField("child_scheduled")]
-    rows = await fetch(s.dsn, "select count(*) as n from run where parent_run_id is not null")
-    assert rows[0]["n"] == len(children)
+    [reference] = await _played(s, [Parent(s, await s.run(*PARENT), NEVER, ready=ready)])
+    assert Counter(kinds(reference))["child_ended"] == len(KIDS)
+    last = next(e.seq for e in reference if e.HasField("step_completed") and e.step_completed.node_id == "y")
+    parents = [Parent(s, await s.start(), point, ready=ready) for point in range(1, last)]
+    for parent, events in zip(parents, await _played(s, parents), strict=True):
+        assert parent.failed_after >= parent.point
+        assert kinds(events).count("run_retried") == 1
+        scheduled = [event for event in events if event.HasField("child_scheduled")]
+        ended = [event.child_ended.child_seq for event in events if event.HasField("child_ended")]
+        assert sorted(ended) == [event.seq for event in scheduled], parent.point
+        nodes = {event.child_scheduled.child_run_id: event.child_scheduled.node_id for event in scheduled}
+        assert len(nodes) == len(scheduled), "no two events create the same child"
+        assert list(nodes.values()).count("left") == 1, "it went on without its parent"
+        children = await family(s.api, parent.run_id)
+        assert {child.run_id for child in children} <= set(nodes)
+        completed = [nodes[child.run_id] for child in children if state_of(child) == "COMPLETED"]
+        assert sorted(completed) == KIDS, parent.point
+    assert len({parent.failed_after for parent in parents}) > len(KIDS), "they failed at different places"
