@@ -12,7 +12,6 @@ from fencepost.v1 import run_service_pb2 as pb
 from fencepost_server.api import views
 from fencepost_server.api.calls import call, stream
 from fencepost_server.api.checks import Checks, page_token, read_page_token
-from fencepost_server.api.events import event
 from fencepost_server.config import Config
 from fencepost_server.domain.durations import MAX_MILLISECONDS
 from fencepost_server.domain.errors import FencepostError, InvalidPageToken
@@ -22,6 +21,7 @@ from fencepost_server.engine.operations import Commanded, Started
 from fencepost_server.engine.starting import StartRequest
 from fencepost_server.store import runs
 from fencepost_server.store.runs import RunFilter
+from fencepost_server.wire.events import event
 from fencepost_server.wire.payloads import payload_in
 from fencepost_server.wire.status import item_error
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 from fencepost.v1 import definition_service_pb2, run_pb2
-from fencepost_server.api.events import node_id
 from fencepost_server.domain.graph import Graph
 from fencepost_server.domain.model import PARKED_UNTIL, Failure, TaskKind
 from fencepost_server.domain.rows import Control
 from fencepost_server.store.definitions import DefinitionRow
 from fencepost_server.store.runs import OpenStepRow, RunDetail, RunSummary
 from fencepost_server.store.waits import OpenWaitRow
+from fencepost_server.wire.events import node_id
 from fencepost_server.wire.payloads import failure_out, payload_of_text, payload_out, timestamp
 
 

@@ -170,6 +170,22 @@ class InvalidNodeInput(FailedPrecondition):
     """The input of a node can't be built; the code of a node's failure."""
 
 
+class Nondeterminism(FailedPrecondition):
+    """A worker's code does not do what the history says; the code of the failure of a BLOCKED run."""
+
+
+class DeciderFailing(FailedPrecondition):
+    """Workers failed too often to decide; the code of the failure of a BLOCKED run."""
+
+
+class HistoryTooLong(FailedPrecondition):
+    """A history is at its limit; the code of the failure of a BLOCKED run."""
+
+
+class QueryFailed(FailedPrecondition):
+    """The code of a run has no such query, or the query raised an error."""
+
+
 class HelloRequired(FailedPrecondition):
     """The first frame was not Hello."""
 
@@ -192,6 +208,10 @@ class Aborted(FencepostError):
 
 class LeaseLost(Aborted):
     """The fencing token is not the current one (I2)."""
+
+
+class AdvanceOutOfOrder(Aborted):
+    """The number of an Advance is not the run's last one + 1."""
 
 
 class OutputSchemaMismatch(InvalidArgument):
@@ -272,6 +292,10 @@ class DatabaseUnavailable(Unavailable):
 
 class ServerDraining(Unavailable):
     """This server is shutting down."""
+
+
+class NoWorker(Unavailable):
+    """No connected worker has the code of a run."""
 
 
 class DeadlineExceeded(FencepostError):

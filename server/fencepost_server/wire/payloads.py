@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -117,7 +117,7 @@ def timestamp(at: datetime | None) -> Timestamp | None:
     if at is None:
         return None
     delta = at - _EPOCH
-    return Timestamp(seconds=delta // timedelta(seconds=1), nanos=delta.microseconds * 1000)
+    return Timestamp(seconds=delta.days * 86_400 + delta.seconds, nanos=delta.microseconds * 1000)
 
 
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")

@@ -35,6 +35,10 @@ NOT_OF_CALLS = {
     "RUN_ENDED",
     "UNDO_FAILED",
     "CHILD_FAILED",
+    "ADVANCE_OUT_OF_ORDER",
+    "NONDETERMINISM",
+    "DECIDER_FAILING",
+    "HISTORY_TOO_LONG",
 }
 REASONS = {name.removeprefix("ERROR_REASON_") for name in error_pb2.ErrorReason.keys()}  # noqa: SIM118 - no dict
 

@@ -27,7 +27,8 @@ What the client and the worker raise (`FencepostError`), by the ErrorReason that
     │   ├── KeyTaken                  KEY_TAKEN: has `existing_run_id`
     │   ├── ParentDecided             PARENT_DECIDED
     │   ├── DefinitionRemoved         DEFINITION_REMOVED
-    │   └── TooManySignals            TOO_MANY_SIGNALS
+    │   ├── TooManySignals            TOO_MANY_SIGNALS
+    │   └── QueryFailed               QUERY_FAILED
     ├── LeaseLost                     LEASE_LOST
     ├── AccessDenied                  who you are is not known, or not enough
     ├── SessionRefused                a worker and the server do not speak the same protocol: HELLO_REQUIRED,
@@ -38,6 +39,7 @@ What the client and the worker raise (`FencepostError`), by the ErrorReason that
     │   ├── DatabaseUnavailable       DATABASE_UNAVAILABLE
     │   ├── ServerDraining            SERVER_DRAINING
     │   ├── SessionTimedOut           SESSION_TIMED_OUT
+    │   ├── NoWorker                  NO_WORKER
     │   └── Unreachable               no server answered; made by the SDK
     ├── ServerFault                   INTERNAL, and whatever this SDK does not know
     ├── RunNotCompleted               the run that was waited for ended without an output; made by the SDK
@@ -276,6 +278,12 @@ class TooManySignals(InvalidState):
     default_reason = "TOO_MANY_SIGNALS"
 
 
+class QueryFailed(InvalidState):
+    """The run's code has no such query, or the query raised an error: the message says which."""
+
+    default_reason = "QUERY_FAILED"
+
+
 class LeaseLost(FencepostError):
     """Somebody else has the step, or it has ended."""
 
@@ -322,6 +330,12 @@ class SessionTimedOut(Unavailable):
     """The server ended a worker's session because it had not read or answered for too long."""
 
     default_reason = "SESSION_TIMED_OUT"
+
+
+class NoWorker(Unavailable):
+    """No connected worker has the run's code: start one."""
+
+    default_reason = "NO_WORKER"
 
 
 class Unreachable(Unavailable):
@@ -419,11 +433,13 @@ BY_REASON: Mapping[str, type[FencepostError]] = {
         ParentDecided,
         DefinitionRemoved,
         TooManySignals,
+        QueryFailed,
         LeaseLost,
         Overloaded,
         DatabaseUnavailable,
         ServerDraining,
         SessionTimedOut,
+        NoWorker,
     )
 } | {
     "TOO_MANY_SESSIONS": Overloaded,

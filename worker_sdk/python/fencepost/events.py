@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from fencepost.codec import NULL, Value
@@ -49,6 +50,11 @@ class EventKind(enum.StrEnum):
     RUN_PAUSED = "run_paused"
     RUN_RESUMED = "run_resumed"
     RUN_RETRIED = "run_retried"
+    LOCAL_STEP_ENDED = "local_step_ended"
+    PATCH_MARKED = "patch_marked"
+    ATTRIBUTES_SET = "attributes_set"
+    OP_CANCELLED = "op_cancelled"
+    RUN_CONTINUED = "run_continued"
 
     @property
     def is_final(self) -> bool:
@@ -58,6 +64,7 @@ class EventKind(enum.StrEnum):
             EventKind.RUN_FAILED,
             EventKind.RUN_CANCELLED,
             EventKind.RUN_TERMINATED,
+            EventKind.RUN_CONTINUED,
         }
 
 
@@ -71,6 +78,7 @@ class TimerKind(enum.StrEnum):
     TOTAL_TIMEOUT = "TOTAL_TIMEOUT"
     RUN_TIMEOUT = "RUN_TIMEOUT"
     START_DELAY = "START_DELAY"
+    GRACE = "GRACE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,12 @@ class Event:
     about to end as (run_ending), or what a child ended as (child_ended); ``grace`` is in seconds (run_ending).
     ``scope_id`` and ``item`` say in which branch or item of a parallel or map node it happened, and ``items`` how many
     there are (scope_opened).
+
+    Of a code run: ``op`` is the number of the durable call, ``node_id`` its name, ``input_hash`` what its input is told
+    by at a replay; a step or child carries its input itself (step_scheduled, child_scheduled), and local_step_ended the
+    step's output, ``attempt`` being the last one. ``delay`` is in seconds (timer_started). An empty value in
+    ``attributes`` took that label away (attributes_set). A run that goes on for another one names it in
+    ``continued_from_run_id`` (run_started), the one that is gone on with has ``next_run_id`` (run_continued).
     """
 
     seq: int
@@ -123,12 +137,25 @@ class Event:
     grace: float | None = None
     of_seq: int = 0
     reason: str = ""
+    op: int = 0
+    input_hash: bytes = b""
+    delay: float | None = None
+    patch_id: str = ""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    continued_from_run_id: str = ""
+    next_run_id: str = ""
+    deadline_time: dt.datetime | None = None
 
     def __str__(self) -> str:
         """What people want to read of it, in one line; the payload is left out."""
-        parts = [str(self.seq), self.kind.value, self.node_id, self.signal_name]
+        op = f"op {self.op}" if self.op else ""
+        named = "" if self.signal_name == self.node_id else self.signal_name
+        parts = [str(self.seq), self.kind.value, op, self.node_id, named, self.patch_id, self.next_run_id]
         if self.attempt:
             parts.append(f"attempt {self.attempt}")
+        if self.delay is not None:
+            parts.append(f"{self.delay:g} s")
+        parts += [f"{key}={value}" for key, value in sorted(self.attributes.items())]
         if self.state is not None:
             parts.append(self.state.value)
         if self.failure is not None:
@@ -140,7 +167,9 @@ class Event:
 
 _TIMER_KINDS = enum_of(TimerKind, run_pb2.TimerKind, "TIMER_KIND_", 0)
 _PAYLOADS = frozenset({"input", "output", "payload"})
-_TIMES = frozenset({"ready_time", "fire_time", "timeout_time"})
+_TIMES = frozenset({"ready_time", "fire_time", "timeout_time", "deadline_time"})
+_SECONDS = frozenset({"grace", "delay"})
+_OTHER_NAMES = {"name": "node_id", "attempts": "attempt"}
 # Their payload is always there: one that is JSON null travels as none.
 _CARRIERS = frozenset(
     {
@@ -153,6 +182,9 @@ _CARRIERS = frozenset(
         EventKind.SCOPE_CLOSED,
     }
 )
+_SOMETIMES = frozenset(
+    {EventKind.CHILD_ENDED, EventKind.LOCAL_STEP_ENDED, EventKind.STEP_SCHEDULED, EventKind.CHILD_SCHEDULED}
+)
 
 
 def event_of(event: run_pb2.Event) -> Event:
@@ -160,27 +192,40 @@ def event_of(event: run_pb2.Event) -> Event:
     name = event.WhichOneof("kind")
     kind = EventKind(name) if name is not None and name in set(EventKind) else EventKind.UNKNOWN
     found = _details_of(getattr(event, name)) if name is not None else {}
-    if kind in _CARRIERS or (kind is EventKind.CHILD_ENDED and found.get("state") is RunState.COMPLETED):
+    if kind in _CARRIERS or (kind in _SOMETIMES and _carries(kind, found)):
         found.setdefault("payload", NULL)
     return Event(seq=event.seq, time=time_of(event.event_time), kind=kind, **found)
+
+
+def _carries(kind: EventKind, found: dict[str, Any]) -> bool:
+    """Whether an event that may have a payload has one."""
+    if kind is EventKind.CHILD_ENDED:
+        return found.get("state") is RunState.COMPLETED
+    if kind is EventKind.LOCAL_STEP_ENDED:
+        return "failure" not in found
+    return "op" in found
 
 
 def _details_of(details: Any) -> dict[str, Any]:
     """The fields of an event's kind under the names that `Event` has."""
     found: dict[str, Any] = {}
-    for field, value in details.ListFields():
-        if field.name in _PAYLOADS:
+    for descriptor, value in details.ListFields():
+        if descriptor.name in _PAYLOADS:
             found["payload"] = value_of(value)
-        elif field.name == "failure":
+        elif descriptor.name == "failure":
             found["failure"] = failure_of(value)
-        elif field.name in _TIMES:
-            found[field.name] = time_of(value)
-        elif field.name == "state":
+        elif descriptor.name in _TIMES:
+            found[descriptor.name] = time_of(value)
+        elif descriptor.name == "state":
             found["state"] = RUN_STATES.get(value, RunState.UNSPECIFIED)
-        elif field.name == "kind":
+        elif descriptor.name == "kind":
             found["timer_kind"] = _TIMER_KINDS.get(value, TimerKind.UNSPECIFIED)
-        elif field.name == "grace":
-            found["grace"] = value.seconds + value.nanos / 1e9
-        elif field.name in Event.__slots__:
-            found[field.name] = value
+        elif descriptor.name in _SECONDS:
+            found[descriptor.name] = value.seconds + value.nanos / 1e9
+        elif descriptor.name == "attributes":
+            found["attributes"] = dict(value)
+        elif descriptor.name in _OTHER_NAMES:
+            found[_OTHER_NAMES[descriptor.name]] = value
+        elif descriptor.name in Event.__slots__:
+            found[descriptor.name] = value
     return found

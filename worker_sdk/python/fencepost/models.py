@@ -102,7 +102,8 @@ class OpenStep:
 
     ``lease_expire_time`` and ``worker_name`` are set while it is LEASED; ``undo`` tells that it undoes a step;
     ``scope_id`` and ``item`` say in which branch or item of a parallel or map node it is (0 for none);
-    ``checkpoint_number`` is that of its newest checkpoint, ``progress`` what its worker last said of it.
+    ``checkpoint_number`` is that of its newest checkpoint, ``progress`` what its worker last said of it; ``decide``
+    tells that it is no step, but the turn of a code workflow's function.
     """
 
     task_id: int
@@ -122,6 +123,7 @@ class OpenStep:
     item: int = 0
     checkpoint_number: int = 0
     progress: Value | None = None
+    decide: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,8 @@ class Run:
     """A run as it was when the server answered.
 
     Lists leave out ``input``, ``output``, ``open_steps`` and ``open_waits``. ``ending`` is what a run that is about to
-    end will end as, None for others.
+    end will end as, None for others. ``next_run_id`` goes on with the work of one that is CONTINUED, as this one does
+    with that of ``previous_run_id``; ``waiting_reason`` is why nothing happens, if that is known, such as NO_WORKER.
     """
 
     run_id: str
@@ -166,6 +169,9 @@ class Run:
     ending: RunState | None = None
     parent_run_id: str = ""
     open_waits: tuple[OpenWait, ...] = ()
+    next_run_id: str = ""
+    previous_run_id: str = ""
+    waiting_reason: str = ""
 
     @property
     def ended(self) -> bool:
@@ -342,6 +348,9 @@ def run_of(run: run_pb2.Run) -> Run:
         ending=RUN_STATES.get(run.ending, RunState.UNSPECIFIED) if run.ending else None,
         parent_run_id=run.parent_run_id,
         open_waits=tuple(_open_wait_of(wait) for wait in run.open_waits),
+        next_run_id=run.next_run_id,
+        previous_run_id=run.previous_run_id,
+        waiting_reason=run.waiting_reason,
     )
 
 
@@ -374,6 +383,7 @@ def _open_step_of(step: run_pb2.OpenStep) -> OpenStep:
         item=step.item,
         checkpoint_number=step.checkpoint_number,
         progress=value_of(step.progress) if step.HasField("progress") else None,
+        decide=step.decide,
     )
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from fencepost.v1 import run_pb2
-from fencepost_server.api.events import CONTENTS, event
 from fencepost_server.domain.graph import compile_graph
 from fencepost_server.domain.manifest import parse_manifest
 from fencepost_server.domain.model import EventType, Failure, FailureKind, Payload, RunState, TimerKind
+from fencepost_server.domain.ops import HistoryEvent
 from fencepost_server.store.runs import EventRecord, RunSummary
+from fencepost_server.wire.events import CONTENTS, event, history_event
 from tests.fixtures.manifests import manifest
 
 AT = datetime(2026, 11, 29, 12, 0, 0, 250_000, tzinfo=UTC)
@@ -180,13 +181,125 @@ CASES: dict[EventType, tuple[dict[str, Any], dict[str, Any]]] = {
     EventType.RUN_PAUSED: ({"detail": {"reason": "wait"}}, {"reason": "wait"}),
     EventType.RUN_RESUMED: ({"detail": {"reason": "go"}}, {"reason": "go"}),
     EventType.RUN_RETRIED: ({"detail": {"reason": "mended"}}, {"reason": "mended"}),
+    EventType.LOCAL_STEP_ENDED: (
+        {"token": 6, "payload": OUTPUT, "detail": {"op": 3, "node": "charge", "input_hash": "0aff", "attempts": 2}},
+        {
+            "op": "3",
+            "name": "charge",
+            "input_hash": "Cv8=",
+            "output": OUTPUT_JSON,
+            "attempts": 2,
+            "fencing_token": "6",
+        },
+    ),
+    EventType.PATCH_MARKED: ({"detail": {"patch": "p"}}, {"patch_id": "p"}),
+    EventType.ATTRIBUTES_SET: (
+        {"detail": {"op": 3, "attributes": {"a": "b"}}},
+        {"attributes": {"a": "b"}, "op": "3"},
+    ),
+    EventType.OP_CANCELLED: ({"task_id": 4, "detail": {"op": 3}}, {"op": "3", "of_seq": "4"}),
+    EventType.RUN_CONTINUED: ({"detail": {"next": "r2"}}, {"next_run_id": "r2"}),
 }
+# Of code runs, which have no nodes: a name for people, and what their ops are matched by.
+CODE: list[tuple[EventType, dict[str, Any], dict[str, Any]]] = [
+    (
+        EventType.RUN_STARTED,
+        {"payload": OUTPUT, "detail": {"continued_from": "r0", "deadline_at": LATER}},
+        {
+            "workflow_id": "wf",
+            "definition_hash": "01" * 32,
+            "input": OUTPUT_JSON,
+            "continued_from_run_id": "r0",
+            "deadline_time": STAMP,
+        },
+    ),
+    (
+        EventType.STEP_SCHEDULED,
+        {"payload": OUTPUT, "detail": {"op": 2, "node": "s9", "handler": "s9", "queue": "q", "input_hash": "0aff"}},
+        {
+            "node_id": "s9",
+            "handler": "s9",
+            "queue": "q",
+            "input_seq": "7",
+            "op": "2",
+            "input": OUTPUT_JSON,
+            "input_hash": "Cv8=",
+        },
+    ),
+    (
+        EventType.STEP_COMPLETED,
+        {"task_id": 5, "token": 6, "attempt": 2, "payload": OUTPUT, "detail": {"node": "s9"}},
+        {"task_id": "5", "node_id": "s9", "fencing_token": "6", "attempt": 2, "output": OUTPUT_JSON},
+    ),
+    (
+        EventType.TIMER_STARTED,
+        {"detail": {"op": 4, "node": "sleep", "delay": 86400.25, "fire_at": LATER}},
+        {"node_id": "sleep", "fire_time": STAMP, "op": "4", "delay": "86400.250s"},
+    ),
+    (
+        EventType.TIMER_FIRED,
+        {"task_id": 3, "detail": {"kind": int(TimerKind.SLEEP), "node": "sleep"}},
+        {"timer_seq": "3", "node_id": "sleep", "kind": "TIMER_KIND_SLEEP"},
+    ),
+    (
+        EventType.SIGNAL_AWAITED,
+        {"detail": {"op": 5, "node": "approve", "name": "approve", "timeout_at": LATER}},
+        {"node_id": "approve", "signal_name": "approve", "timeout_time": STAMP, "op": "5"},
+    ),
+    (
+        EventType.SIGNAL_RECEIVED,
+        {"payload": OUTPUT, "detail": {"name": "approve"}},
+        {"signal_name": "approve", "payload": OUTPUT_JSON},
+    ),
+    (
+        EventType.CHILD_SCHEDULED,
+        {
+            "payload": OUTPUT,
+            "detail": {"op": 6, "node": "w2", "child": "c", "workflow": "w2", "input_hash": "0aff"},
+        },
+        {
+            "node_id": "w2",
+            "child_run_id": "c",
+            "workflow_id": "w2",
+            "input_seq": "7",
+            "op": "6",
+            "input": OUTPUT_JSON,
+            "input_hash": "Cv8=",
+        },
+    ),
+    (
+        EventType.LOCAL_STEP_ENDED,
+        {"token": 6, "detail": {"op": 3, "node": "charge", "attempts": 2, "failure": FAILED}},
+        {"op": "3", "name": "charge", "failure": FAILURE_JSON, "attempts": 2, "fencing_token": "6"},
+    ),
+    (EventType.RUN_RESUMED, {}, {}),
+]
 
 
 @pytest.mark.parametrize("kind", EventType)
 def test_an_event_says_all_that_its_row_has(kind: EventType) -> None:
     row, expected = CASES[kind]
     assert shown(kind, **row) == expected
+
+
+@pytest.mark.parametrize(("kind", "row", "expected"), CODE)
+def test_an_event_of_a_code_run_says_all_that_its_op_is_matched_by(
+    kind: EventType, row: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert shown(kind, **row) == expected
+
+
+@pytest.mark.parametrize("kind", EventType)
+def test_an_event_on_its_way_to_a_worker_says_what_its_history_says(kind: EventType) -> None:
+    """Those that are made at once as those that are not; but for what only graphs have."""
+    rows = [row for of, row, _ in CODE if of is kind] or [{**CASES[kind][0], "node_index": None, "input_seq": None}]
+    for row in rows:
+        fields = {"node_index": None, "task_id": None, "token": None, "attempt": None, "input_seq": None, **row}
+        detail, payload = fields.pop("detail", None), fields.pop("payload", None)
+        text = None if detail is None else json.dumps(detail)
+        record = EventRecord(7, kind, AT, payload=payload or Payload(), detail=text, **fields)
+        told = HistoryEvent(7, kind, AT, fields["task_id"], fields["token"], fields["attempt"], payload, text)
+        assert history_event(told, RUN.workflow_id, RUN.definition_hash) == event(record, GRAPH, RUN)
 
 
 def test_what_a_row_leaves_out_is_unset() -> None:

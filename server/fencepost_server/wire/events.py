@@ -1,7 +1,8 @@
 """Entries of a history as messages of the contract: one function for each type of event.
 
 What is stored where is engine.fold's choice: columns for what is looked up by, ``detail`` (JSON) for the rest. A place
-in a parallel or map node is in ``detail`` only where there is one.
+in a parallel or map node is in ``detail`` only where there is one. An event of a code run has no node: ``detail`` has a
+name for people, and what its op is matched by at a replay.
 """
 
 from __future__ import annotations
@@ -18,21 +19,39 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from fencepost.v1 import payload_pb2, run_pb2
 from fencepost_server.domain.graph import Graph
-from fencepost_server.domain.model import EventType, Failure, RunState
+from fencepost_server.domain.model import EventType, Failure, Payload, RunState
+from fencepost_server.domain.ops import HistoryEvent
 from fencepost_server.store.runs import EventRecord, RunSummary
 from fencepost_server.wire.payloads import duration, failure_out, payload_out, timestamp
 
 
 def event(record: EventRecord, graph: Graph, run: RunSummary) -> run_pb2.Event:
     """An entry of a history of a run that is pinned to ``graph``."""
-    kind = EventType(record.type)
     detail = json.loads(record.detail) if record.detail else {}
-    content = CONTENTS[kind](_Entry(record, detail, graph, run))
-    message = run_pb2.Event(seq=record.seq, event_time=timestamp(record.at))
-    field = getattr(message, kind.name.lower())
-    field.CopyFrom(content)
-    field.SetInParent()  # one that has nothing to say is an event all the same
-    return message
+    return _message(
+        record,
+        _Entry(
+            record, detail, node_id(graph, record.node_index) or detail.get("node", ""), record.payload,
+            record.input_seq or 0, run.workflow_id, run.definition_hash, graph, record.node_index,
+        ),
+    )  # fmt: skip
+
+
+def history_event(event: HistoryEvent, workflow_id: str = "", definition_hash: bytes = b"") -> run_pb2.Event:
+    """An event of a code run on its way to a worker. Workflow and hash are the run's: its first event tells them."""
+    quick = _QUICK.get(event.type)
+    if quick is not None:
+        return quick(event)
+    detail = json.loads(event.detail) if event.detail else {}
+    payload = Payload() if event.payload is None else event.payload
+    return _message(event, _Entry(event, detail, detail.get("node", ""), payload, 0, workflow_id, definition_hash))
+
+
+def _message(record: EventRecord | HistoryEvent, entry: _Entry) -> run_pb2.Event:
+    kind = EventType(record.type)
+    # One that has nothing to say is an event all the same: given by name, its field is set.
+    content: dict[str, Any] = {kind.name.lower(): CONTENTS[kind](entry)}
+    return run_pb2.Event(seq=record.seq, event_time=timestamp(record.at), **content)
 
 
 def node_id(graph: Graph, index: int | None) -> str:
@@ -44,14 +63,15 @@ def node_id(graph: Graph, index: int | None) -> str:
 class _Entry:
     """A row, in the words of the contract."""
 
-    record: EventRecord
+    record: EventRecord | HistoryEvent
     detail: dict[str, Any]
-    graph: Graph
-    run: RunSummary
-
-    @property
-    def node(self) -> str:
-        return node_id(self.graph, self.record.node_index)
+    node: str
+    content: Payload
+    input_seq: int
+    workflow_id: str
+    definition_hash: bytes
+    graph: Graph | None = None
+    node_index: int | None = None
 
     @property
     def task_id(self) -> int:
@@ -67,10 +87,6 @@ class _Entry:
         return self.record.attempt or 0
 
     @property
-    def input_seq(self) -> int:
-        return self.record.input_seq or 0
-
-    @property
     def scope(self) -> int:
         return int(self.detail.get("scope", 0))
 
@@ -79,8 +95,27 @@ class _Entry:
         return int(self.detail.get("item", 0))
 
     @property
+    def op(self) -> int:
+        """Of a code run: the number of the op; 0 for all others."""
+        return int(self.detail.get("op", 0))
+
+    @property
+    def input_hash(self) -> bytes:
+        return bytes.fromhex(self.detail.get("input_hash", ""))
+
+    @property
     def payload(self) -> payload_pb2.Payload:
-        return payload_out(self.record.payload)
+        return payload_out(self.content)
+
+    @property
+    def own_input(self) -> payload_pb2.Payload | None:
+        """Of a code run: what its op was given, which is kept with it."""
+        return self.payload if self.op else None
+
+    @property
+    def own_input_seq(self) -> int:
+        """The event that holds the input of an op or of a node."""
+        return self.record.seq if self.op else self.input_seq
 
     @property
     def failure(self) -> run_pb2.Failure | None:
@@ -96,9 +131,8 @@ class _Entry:
     def state(self) -> run_pb2.RunState.ValueType:
         return run_pb2.RunState.ValueType(self.detail["state"])
 
-    @property
-    def grace(self) -> Duration | None:
-        seconds = self.detail.get("grace")
+    def seconds(self, key: str) -> Duration | None:
+        seconds = self.detail.get(key)
         return None if seconds is None else duration(seconds)
 
     def time(self, key: str) -> Timestamp | None:
@@ -111,27 +145,35 @@ class _Entry:
 
 def _run_started(e: _Entry) -> Message:
     return run_pb2.RunStarted(
-        workflow_id=e.run.workflow_id, definition_hash=e.run.definition_hash.hex(), input=e.payload
+        workflow_id=e.workflow_id,
+        definition_hash=e.definition_hash.hex(),
+        input=e.payload,
+        continued_from_run_id=e.detail.get("continued_from", ""),
+        deadline_time=e.time("deadline_at"),
     )
 
 
 def _run_ending(e: _Entry) -> Message:
-    return run_pb2.RunEnding(state=e.state, failure=e.failure, grace=e.grace)
+    return run_pb2.RunEnding(state=e.state, failure=e.failure, grace=e.seconds("grace"))
 
 
 # Steps, and their undoing
 
 
 def _step_scheduled(e: _Entry) -> Message:
-    assert e.record.node_index is not None  # written with its node
-    work = None if e.graph.broken else e.graph.work(e.record.node_index, undo=False)
+    work = None
+    if e.node_index is not None and e.graph is not None and not e.graph.broken:
+        work = e.graph.work(e.node_index, undo=False)
     return run_pb2.StepScheduled(
         node_id=e.node,
-        handler="" if work is None else work.handler,
-        queue="" if work is None else work.queue,
-        input_seq=e.input_seq,
+        handler=e.detail.get("handler", "") if work is None else work.handler,
+        queue=e.detail.get("queue", "") if work is None else work.queue,
+        input_seq=e.own_input_seq,
         scope_id=e.scope,
         item=e.item,
+        op=e.op,
+        input=e.own_input,
+        input_hash=e.input_hash,
     )
 
 
@@ -192,7 +234,14 @@ def _undo_skipped(e: _Entry) -> Message:
 
 
 def _timer_started(e: _Entry) -> Message:
-    return run_pb2.TimerStarted(node_id=e.node, fire_time=e.time("fire_at"), scope_id=e.scope, item=e.item)
+    return run_pb2.TimerStarted(
+        node_id=e.node,
+        fire_time=e.time("fire_at"),
+        scope_id=e.scope,
+        item=e.item,
+        op=e.op,
+        delay=e.seconds("delay"),
+    )
 
 
 def _timer_fired(e: _Entry) -> Message:
@@ -201,7 +250,12 @@ def _timer_fired(e: _Entry) -> Message:
 
 def _signal_awaited(e: _Entry) -> Message:
     return run_pb2.SignalAwaited(
-        node_id=e.node, signal_name=e.detail["name"], timeout_time=e.time("timeout_at"), scope_id=e.scope, item=e.item
+        node_id=e.node,
+        signal_name=e.detail["name"],
+        timeout_time=e.time("timeout_at"),
+        scope_id=e.scope,
+        item=e.item,
+        op=e.op,
     )
 
 
@@ -237,9 +291,12 @@ def _child_scheduled(e: _Entry) -> Message:
         node_id=e.node,
         child_run_id=e.detail["child"],
         workflow_id=e.detail["workflow"],
-        input_seq=e.input_seq,
+        input_seq=e.own_input_seq,
         scope_id=e.scope,
         item=e.item,
+        op=e.op,
+        input=e.own_input,
+        input_hash=e.input_hash,
     )
 
 
@@ -252,6 +309,25 @@ def _child_ended(e: _Entry) -> Message:
         output=e.payload if e.detail["state"] == RunState.COMPLETED else None,
         failure=e.failure,
     )
+
+
+# What only code runs have
+
+
+def _local_step_ended(e: _Entry) -> Message:
+    return run_pb2.LocalStepEnded(
+        op=e.op,
+        name=e.node,
+        input_hash=e.input_hash,
+        output=e.payload if e.failure is None else None,
+        failure=e.failure,
+        attempts=e.detail.get("attempts", 1),
+        fencing_token=e.token,
+    )
+
+
+def _attributes_set(e: _Entry) -> Message:
+    return run_pb2.AttributesSet(attributes=e.detail["attributes"], op=e.op)
 
 
 CONTENTS: Mapping[EventType, Callable[[_Entry], Message]] = {
@@ -288,5 +364,78 @@ CONTENTS: Mapping[EventType, Callable[[_Entry], Message]] = {
     EventType.RUN_PAUSED: lambda e: run_pb2.RunPaused(reason=e.reason),
     EventType.RUN_RESUMED: lambda e: run_pb2.RunResumed(reason=e.reason),
     EventType.RUN_RETRIED: lambda e: run_pb2.RunRetried(reason=e.reason),
+    EventType.LOCAL_STEP_ENDED: _local_step_ended,
+    EventType.PATCH_MARKED: lambda e: run_pb2.PatchMarked(patch_id=e.detail["patch"]),
+    EventType.ATTRIBUTES_SET: _attributes_set,
+    EventType.OP_CANCELLED: lambda e: run_pb2.OpCancelled(op=e.op, of_seq=e.task_id),
+    EventType.RUN_CONTINUED: lambda e: run_pb2.RunContinued(next_run_id=e.detail["next"]),
 }
 """What each type of event says. Its field of the contract has the type's name in lower case."""
+
+# A code run is fed these by the thousand; so they are made at once, without an entry between.
+
+
+def _quick_local_step_ended(e: HistoryEvent) -> run_pb2.Event:
+    detail = json.loads(e.detail or "{}")
+    failure = detail.get("failure")
+    return run_pb2.Event(
+        seq=e.seq,
+        event_time=timestamp(e.at),
+        local_step_ended=run_pb2.LocalStepEnded(
+            op=detail.get("op", 0),
+            name=detail.get("node", ""),
+            input_hash=bytes.fromhex(detail.get("input_hash", "")),
+            output=payload_out(e.payload) if failure is None and e.payload is not None else None,
+            failure=None if failure is None else failure_out(Failure.from_json(json.dumps(failure))),
+            attempts=detail.get("attempts", 1),
+            fencing_token=e.token or 0,
+        ),
+    )
+
+
+def _quick_step_completed(e: HistoryEvent) -> run_pb2.Event:
+    return run_pb2.Event(
+        seq=e.seq,
+        event_time=timestamp(e.at),
+        step_completed=run_pb2.StepCompleted(
+            task_id=e.task_id or 0,
+            node_id=json.loads(e.detail).get("node", "") if e.detail else "",
+            output=None if e.payload is None else payload_out(e.payload),
+            fencing_token=e.token or 0,
+            attempt=e.attempt or 0,
+        ),
+    )
+
+
+def _quick_timer_fired(e: HistoryEvent) -> run_pb2.Event:
+    detail = json.loads(e.detail or "{}")
+    return run_pb2.Event(
+        seq=e.seq,
+        event_time=timestamp(e.at),
+        timer_fired=run_pb2.TimerFired(
+            timer_seq=e.task_id or 0,
+            node_id=detail.get("node", ""),
+            kind=run_pb2.TimerKind.ValueType(detail["kind"]),
+        ),
+    )
+
+
+def _quick_signal_received(e: HistoryEvent) -> run_pb2.Event:
+    detail = json.loads(e.detail or "{}")
+    return run_pb2.Event(
+        seq=e.seq,
+        event_time=timestamp(e.at),
+        signal_received=run_pb2.SignalReceived(
+            signal_name=detail["name"],
+            payload=None if e.payload is None else payload_out(e.payload),
+            request_id=detail.get("request_id", ""),
+        ),
+    )
+
+
+_QUICK: Mapping[int, Callable[[HistoryEvent], run_pb2.Event]] = {
+    EventType.LOCAL_STEP_ENDED: _quick_local_step_ended,
+    EventType.STEP_COMPLETED: _quick_step_completed,
+    EventType.TIMER_FIRED: _quick_timer_fired,
+    EventType.SIGNAL_RECEIVED: _quick_signal_received,
+}
