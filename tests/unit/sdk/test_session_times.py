@@ -261,9 +261,9 @@ def test_an_idle_session_keeps_a_bounded_number_of_times_and_never_one_too_late(
     for number in range(1, 6001):
         session.receive(pb.SessionResponse(ping=pb.Ping(number=number)), number)
         only(session, number)
-    assert len(session._sent_at) < 5000
+    assert session._flights.known_times < 5000
     (early,) = given(session, task(1, lease=60), last_frame_id=2, now=6000)
     assert early.expires_at <= 1 + 60
     (exact,) = given(session, task(2, lease=60), last_frame_id=5001, now=6000)
     assert exact.expires_at == 5000 + 60
-    assert len(session._sent_at) == 1001
+    assert session._flights.known_times == 1001

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from google.protobuf.duration_pb2 import Duration
 
     from fencepost.codec import Value
-    from fencepost.lease import Lease
+    from fencepost.lease import DecideLease, Lease
 
 # What an item takes beside its payload and texts: three numbers, a UUID, tags and lengths, rounded up.
 ITEM_OVERHEAD = 160
@@ -84,6 +84,25 @@ def _fill_failure(item: pb.FailItem, lease: Lease, outcome: Failed) -> None:
         item.checkpoint.number, state = outcome.checkpoint
         fill_payload(item.checkpoint.state, state)
         item.checkpoint.state.SetInParent()
+
+
+def fill_advances(frame: pb.SessionRequest, leases: Iterable[DecideLease]) -> None:
+    """Write the Advances of leases that have one into an Advance frame."""
+    items = frame.advance.items
+    for lease in leases:
+        if lease.advance is not None:
+            items.append(lease.advance)
+
+
+def fill_answers(frame: pb.SessionRequest, waiting: deque[pb.QueryResultItem], max_items: int, max_bytes: int) -> None:
+    """Write what fits of the answers to queries into a QueryResult frame, at least one."""
+    items = frame.query_result.items
+    room = max_bytes
+    while waiting and len(items) < max_items:
+        room -= waiting[0].ByteSize() + ITEM_OVERHEAD
+        if room < 0 and items:
+            break
+        items.append(waiting.popleft())
 
 
 def fill_checkpoints(frame: pb.SessionRequest, leases: Iterable[Lease]) -> None:

@@ -7,24 +7,31 @@ names a step where it means an undo handler, is given back like one for a handle
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from fencepost.codec import NULL
 from fencepost.frames import seconds_of
-from fencepost.lease import Lease, TaskKind
+from fencepost.lease import DecideLease, Lease, TaskKind
 from fencepost.models import failure_of, value_of
 from fencepost.steps import Step
 from fencepost.v1 import worker_service_pb2 as pb
 
 if TYPE_CHECKING:
     from fencepost.lease import Owner
+    from fencepost.workflow import Workflow
 
 _TASK_KINDS = {pb.TASK_KIND_STEP: TaskKind.STEP, pb.TASK_KIND_UNDO: TaskKind.UNDO}
+
+WorkflowKey: TypeAlias = tuple[str, str]
+"""A code workflow by its id and its compatibility_id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who the worker is, as every Hello says it, and the handlers that it can run, by name."""
+    """Who the worker is, as every Hello says it, the handlers that it can run, by name, and the code workflows that it
+    can decide.
+    """
 
     namespace: str
     worker_name: str
@@ -33,6 +40,7 @@ class Identity:
     steps: Mapping[str, Step[..., Any]]
     labels: Mapping[str, str]
     max_frame_bytes: int
+    workflows: Mapping[WorkflowKey, Workflow[..., Any]] = field(default_factory=dict)
 
     def fill(self, hello: pb.Hello) -> None:
         """Write it into a Hello."""
@@ -44,6 +52,8 @@ class Identity:
         hello.max_frame_bytes = self.max_frame_bytes
         for step in self.steps.values():
             hello.handlers.add(name=step.name, queue=step.queue)
+        for (workflow_id, compatibility_id), workflow in self.workflows.items():
+            hello.workflows.add(workflow_id=workflow_id, compatibility_id=compatibility_id, queue=workflow.queue)
         hello.labels.update(self.labels)
 
     def lease_of(self, task: pb.Task, owner: Owner, sent_at: float, now: float, max_payload_bytes: int) -> Lease:
@@ -53,6 +63,16 @@ class Identity:
         """
         ref = task.task
         seconds = seconds_of(task.lease_duration)
+        if task.kind == pb.TASK_KIND_DECIDE:
+            return DecideLease(
+                owner=owner,
+                step=DECIDING if (task.workflow_id, task.decide.compatibility_id) in self.workflows else UNKNOWN_STEP,
+                task=task,
+                expires_at=sent_at + seconds,
+                lease_seconds=seconds,
+                max_payload_bytes=max_payload_bytes,
+                input=NULL,
+            )
         kind = _TASK_KINDS.get(task.kind, TaskKind.UNSPECIFIED)
         step = self.steps.get(task.handler)
         state = task.checkpoint
@@ -89,3 +109,5 @@ def _unknown() -> None:
 
 
 UNKNOWN_STEP: Step[..., Any] = Step(_unknown, "(unknown)")
+DECIDING: Step[..., Any] = Step(_unknown, "(decide)")
+"""Stands in the leases of DECIDE tasks, which no handler runs."""

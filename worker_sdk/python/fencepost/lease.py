@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from fencepost.failure import Outcome
     from fencepost.models import Failure
     from fencepost.steps import Step
+    from fencepost.v1 import run_pb2
+    from fencepost.v1 import worker_service_pb2 as pb
 
 # A lease must not seem to last longer because the machine slept. Where this clock is missing the monotonic
 # one does for servers, which do not sleep.
@@ -56,6 +58,7 @@ class TaskKind(enum.StrEnum):
     UNSPECIFIED = "UNSPECIFIED"
     STEP = "STEP"
     UNDO = "UNDO"
+    DECIDE = "DECIDE"
 
 
 class CancelReason(enum.StrEnum):
@@ -102,6 +105,7 @@ class Lease:
     """
 
     __slots__ = (
+        "advance",
         "attempt",
         "begun",
         "cancel_deadline",
@@ -187,9 +191,10 @@ class Lease:
         self.undo_output = undo_output
         self.unfinished = unfinished
         self.step_idempotency_key = step_idempotency_key
-        # Of the session: what is to be sent or was sent, whether it is on its way, how often it was refused for what
-        # it is, and how often by a fault of the server.
+        # Of the session: what is to be sent or was sent (of a DECIDE task also what does not end it), whether it is on
+        # its way, how often it was refused for what it is, and how often by a fault of the server.
         self.outcome: Outcome | None = None
+        self.advance: pb.AdvanceItem | None = None
         self.sent = False
         self.refusals = 0
         self.resends = 0
@@ -212,5 +217,58 @@ class Lease:
         self.reporter: Reporter | None = None
         self.runner: asyncio.Task[None] | None = None
 
+    @property
+    def unanswered(self) -> bool:
+        """Whether something was said of it that no Ack has answered yet."""
+        return self.outcome is not None or self.advance is not None
+
     def __repr__(self) -> str:
         return f"<Lease {self.run_id}/{self.task_id} token={self.token} {self.step.name} attempt={self.attempt}>"
+
+
+class DecideLease(Lease):
+    """A DECIDE task on lease: a code run that is to be decided. The names are those of the contract's Decide.
+
+    ``events`` are taken over by the decider, which leaves nothing: they would keep their whole frame in memory.
+    """
+
+    __slots__ = ("advance_no", "after_seq", "compatibility_id", "events", "last_seq", "seen_seq")
+
+    def __init__(
+        self,
+        *,
+        owner: Owner | None,
+        step: Step[..., Any],
+        task: pb.Task,
+        expires_at: float,
+        lease_seconds: float,
+        max_payload_bytes: int,
+        input: Value,
+    ) -> None:
+        ref, decide = task.task, task.decide
+        super().__init__(
+            owner=owner,
+            step=step,
+            run_id=ref.run_id,
+            task_id=ref.task_id,
+            token=ref.fencing_token,
+            workflow_id=task.workflow_id,
+            definition_hash=task.definition_hash,
+            node_id=task.node_id,
+            attempt=task.attempt,
+            expires_at=expires_at,
+            lease_seconds=lease_seconds,
+            deadline=0.0,
+            input=input,
+            failure_before=None,
+            idempotency_key=task.idempotency_key,
+            user_id=task.user_id,
+            max_payload_bytes=max_payload_bytes,
+            kind=TaskKind.DECIDE,
+        )
+        self.events: list[run_pb2.Event] = list(decide.events)
+        self.after_seq = decide.after_seq
+        self.last_seq = decide.last_seq
+        self.advance_no = decide.advance_no
+        self.seen_seq = decide.seen_seq
+        self.compatibility_id = decide.compatibility_id

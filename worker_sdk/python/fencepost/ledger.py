@@ -7,6 +7,9 @@ held has either no outcome, while its step is queued or runs, or an outcome that
 timed out, is a zombie: it takes up a slot until its code ends. One that is only asked to stop (its run ends) is held
 as before: what it reports in its grace counts.
 
+Leases of DECIDE tasks are held, renewed and ended with them. Nothing of these runs on its own: the decider is told when
+one is gone, so there are no zombies among them.
+
 Used by one thread, that of the session's loop.
 """
 
@@ -20,10 +23,11 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from fencepost.advances import Advances, Answered, Lost, News, Refused
 from fencepost.checkpoints import AT_FAULT, RESEND_DELAY, TRANSIENT, Checkpoints, Saving
 from fencepost.errors import LeaseLost
 from fencepost.failure import ATTEMPT_TIMEOUT, Completed, Failed, Outcome, Released, clean, not_recordable
-from fencepost.lease import CancelReason, Lease
+from fencepost.lease import CancelReason, DecideLease, Lease
 from fencepost.models import FailureKind
 from fencepost.v1 import error_pb2, run_service_pb2
 from fencepost.v1 import worker_service_pb2 as pb
@@ -50,6 +54,7 @@ class Counters:
     released: int = 0
     connects: int = 0
     zombies: int = 0
+    advanced: int = 0
 
 
 @dataclass(slots=True)
@@ -57,12 +62,13 @@ class Effects:
     """What is to be done after a frame or a tick.
 
     ``start`` are new leases to run, ``cancel`` leases whose step should stop (their `cancel_reason` is set),
-    ``drain`` tells that the server wants the session to be replaced, ``rebuild`` why its stream must be given
-    up.
+    ``news`` is for the decider, ``drain`` tells that the server wants the session to be replaced, ``rebuild`` why its
+    stream must be given up.
     """
 
     start: list[Lease] = field(default_factory=list)
     cancel: list[Lease] = field(default_factory=list)
+    news: list[News] = field(default_factory=list)
     drain: bool = False
     rebuild: str = ""
 
@@ -80,6 +86,8 @@ class Ledger:
             Released: deque(),
         }
         self.checkpoints = Checkpoints()
+        self.advances = Advances()
+        self.decide_count = 0
         self._later: deque[tuple[float, Lease]] = deque()
         self._timeouts: list[tuple[float, int, Lease]] = []
         self._tie = itertools.count()
@@ -98,6 +106,8 @@ class Ledger:
     def add(self, lease: Lease, now: float) -> None:
         """Hold a new lease and watch its times."""
         self.held[lease.key] = lease
+        if isinstance(lease, DecideLease):
+            self.decide_count += 1
         if lease.deadline:
             if len(self._timeouts) > 2 * len(self.held) + 64:
                 # Most attempts end long before their time; their entries must not pile up until then.
@@ -106,6 +116,12 @@ class Ledger:
             heapq.heappush(self._timeouts, (lease.deadline, next(self._tie), lease))
         if self._cancel_after_lease is not None and self._lease_check_due == math.inf:
             self._lease_check_due = now + _LEASE_CHECK_INTERVAL
+
+    def forget(self, lease: Lease) -> None:
+        """Hold a lease no longer."""
+        del self.held[lease.key]
+        if isinstance(lease, DecideLease):
+            self.decide_count -= 1
 
     # What the executor reports.
 
@@ -151,33 +167,29 @@ class Ledger:
 
     def lost(self, lease: Lease, effects: Effects) -> None:
         """A heartbeat or a reconnect found the lease gone. With an outcome, that one's Ack decides."""
-        if self.holds(lease) and lease.outcome is None:
+        if self.holds(lease) and not lease.unanswered:
             self._drop(lease, effects)
 
     def revoked(self, lease: Lease, reason: CancelReason, effects: Effects) -> None:
         """No outcome of this lease will count, the server says; one on its way is answered all the same."""
-        if lease.outcome is None:
+        if not lease.unanswered:
             self._drop(lease, effects, reason)
         elif not lease.sent:
-            lease.outcome = None
-            del self.held[lease.key]
-            self.counters.lost += 1
+            self.abandon(lease, effects)
 
     def superseded(self, lease: Lease, effects: Effects) -> None:
         """The same task came with a newer token, so this lease is stale, whatever became of its step."""
-        if lease.outcome is None:
+        if not lease.unanswered:
             self._drop(lease, effects)
         else:
-            if not lease.sent:
-                lease.outcome = None
-            del self.held[lease.key]
-            self.counters.lost += 1
+            self.abandon(lease, effects)
 
     def wanted_to_stop(self, lease: Lease, reason: CancelReason, until: float, effects: Effects) -> None:
         """The run of a step ends: it should stop, and may still report up to ``until``. Told again, nothing changes but
         that the time may become shorter.
         """
-        if not self.holds(lease) or lease.outcome is not None:
+        if not self.holds(lease) or lease.outcome is not None or isinstance(lease, DecideLease):
+            # A code run learns it from its history, in its turn.
             return
         if lease.cancel_reason is None:
             lease.cancel_deadline = until
@@ -186,8 +198,21 @@ class Ledger:
         else:
             lease.cancel_deadline = min(lease.cancel_deadline, until)
 
+    def abandon(self, lease: Lease, effects: Effects) -> None:
+        """Forget a lease with what was to be said of it; what is on its way is not sent again."""
+        if not lease.sent:
+            lease.outcome = None
+        lease.advance = None
+        self.forget(lease)
+        self.counters.lost += 1
+        if isinstance(lease, DecideLease):
+            effects.news.append(Lost(lease))
+
     def _drop(self, lease: Lease, effects: Effects, reason: CancelReason = CancelReason.LEASE_LOST) -> None:
-        del self.held[lease.key]
+        if isinstance(lease, DecideLease):
+            self.abandon(lease, effects)
+            return
+        self.forget(lease)
         self.checkpoints.end(lease, "the lease is lost: no checkpoint of it will count")
         lease.cancel_reason = reason
         self.counters.zombies += 1
@@ -201,10 +226,10 @@ class Ledger:
         if result.outcome in {pb.ITEM_OUTCOME_OK, pb.ITEM_OUTCOME_ALREADY_DONE}:
             self._settled(lease)
         elif result.outcome == pb.ITEM_OUTCOME_LEASE_LOST:
-            del self.held[lease.key]
+            self.forget(lease)
             self.counters.lost += 1
         elif result.reason == error_pb2.ERROR_REASON_OUTPUT_SCHEMA_MISMATCH:
-            del self.held[lease.key]
+            self.forget(lease)
             self.counters.failed += 1
         else:
             self.refused(lease, result.reason, result.message, result.violations, now)
@@ -237,7 +262,7 @@ class Ledger:
         outcome = lease.outcome
         if lease.refusals > _MAX_REFUSALS or isinstance(outcome, Released) or outcome is None:
             logger.error("%r: its outcome was refused for good, its lease will run out: %s", lease, text)
-            del self.held[lease.key]
+            self.forget(lease)
             return
         if isinstance(outcome, Completed):
             self.give(lease, not_recordable(f"the server refused the output: {text}"))
@@ -249,8 +274,41 @@ class Ledger:
         )
         self.give(lease, bare)
 
+    def advance_answered(self, lease: DecideLease, result: pb.ItemResult, now: float, effects: Effects) -> None:
+        """The answer to an Advance; to one of a lease that is gone it says nothing new."""
+        if not self.holds(lease) or lease.advance is None:
+            return
+        if result.outcome == pb.ITEM_OUTCOME_OK:
+            lease.advance = None
+            self.counters.advanced += 1
+            if not result.advance.kept:
+                self.forget(lease)
+            effects.news.append(Answered(lease, result.advance))
+        elif result.outcome == pb.ITEM_OUTCOME_LEASE_LOST:
+            self.abandon(lease, effects)
+        else:
+            self.advance_refused(lease, result, now, effects)
+
+    def advance_refused(
+        self, lease: DecideLease, why: pb.ItemResult | run_service_pb2.ItemError, now: float, effects: Effects
+    ) -> None:
+        """Nothing was recorded, or by another Advance of this number: only what the server could not do now is sent
+        again.
+        """
+        if not self.holds(lease) or lease.advance is None:
+            return
+        if why.reason in TRANSIENT:
+            self.advances.put_off(lease, now)
+            return
+        lease.advance = None
+        known = why.reason in error_pb2.ErrorReason.values()
+        code = error_pb2.ErrorReason.Name(why.reason).removeprefix("ERROR_REASON_") if known else str(why.reason)
+        faults = "; ".join(f"{fault.path or '(whole)'}: {fault.message}" for fault in why.violations)
+        text = f"{why.message} ({faults})" if faults else why.message
+        effects.news.append(Refused(lease, code, text, at_fault=why.reason in AT_FAULT))
+
     def _settled(self, lease: Lease) -> None:
-        del self.held[lease.key]
+        self.forget(lease)
         if isinstance(lease.outcome, Completed):
             self.counters.completed += 1
         elif isinstance(lease.outcome, Failed):
@@ -270,7 +328,7 @@ class Ledger:
             due = min(due, self._later[0][0])
         if (checkpoints := self.checkpoints.due) is not None:
             due = min(due, checkpoints)
-        return due
+        return min(due, self.advances.due)
 
     def tick(self, now: float, effects: Effects) -> None:
         """End attempts whose time is up, send again what was put off, and look for leases that ran out."""
@@ -295,8 +353,9 @@ class Ledger:
             if self.holds(lease):
                 self.enqueue(lease)
         self.checkpoints.tick(now)
+        self.advances.tick(now)
         if self._cancel_after_lease is not None and self._lease_check_due <= now:
             for lease in list(self.held.values()):
-                if lease.outcome is None and lease.expires_at + self._cancel_after_lease <= now:
+                if not lease.unanswered and lease.expires_at + self._cancel_after_lease <= now:
                     self._drop(lease, effects)
             self._lease_check_due = now + _LEASE_CHECK_INTERVAL if self.held else math.inf

@@ -22,13 +22,17 @@ import logging
 import math
 import uuid
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 
+from fencepost.advances import Asked, Behind, Given, Lost, Pushed
 from fencepost.checkpoints import Saving
 from fencepost.failure import WORKER_SHUTDOWN, Failed, Outcome, Released
+from fencepost.flights import Cargo, Flight, Flights
 from fencepost.frames import (
     ITEM_OVERHEAD,
+    fill_advances,
+    fill_answers,
     fill_checkpoints,
     fill_heartbeat,
     fill_outcomes,
@@ -38,7 +42,7 @@ from fencepost.frames import (
 )
 from fencepost.heartbeats import Heartbeats
 from fencepost.identity import UNKNOWN_STEP, Identity
-from fencepost.lease import CancelReason, Lease
+from fencepost.lease import CancelReason, DecideLease, Lease
 from fencepost.ledger import Counters, Effects, Ledger
 from fencepost.models import FailureKind
 from fencepost.v1 import error_pb2, run_service_pb2
@@ -50,27 +54,7 @@ PROTOCOL_VERSION = 1
 MAX_PREVIOUS_SESSIONS = 16
 WELCOME_TIMEOUT = 10.0
 MISSED_PINGS = 3
-MAX_UNANSWERED_HEARTBEATS = 64
 _FRAME_SLACK = 1024
-_MAX_SENT_TIMES = 4096
-
-
-class _Cargo(enum.Enum):
-    """What the items of a frame are."""
-
-    HEARTBEAT = enum.auto()
-    CHECKPOINT = enum.auto()
-    OUTCOME = enum.auto()
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A frame whose Ack is awaited: its leases by index, None for what was answered."""
-
-    cargo: _Cargo
-    leases: list[Lease | None]
-    sent_at: float
-    left: int
 
 
 class _Phase(enum.Enum):
@@ -81,7 +65,9 @@ class _Phase(enum.Enum):
 
 
 class Session:
-    """The state of one session; see the module. ``capacity`` is how many tasks it wants to hold at a time."""
+    """The state of one session; see the module. ``capacity`` is how many tasks it wants to hold at a time,
+    ``workflow_capacity`` how many of DECIDE, which are counted by themselves.
+    """
 
     def __init__(
         self,
@@ -89,11 +75,13 @@ class Session:
         counters: Counters,
         *,
         capacity: int,
+        workflow_capacity: int = 0,
         cancel_after_lease: float | None = None,
     ) -> None:
         self.identity = identity
         self.counters = counters
         self.capacity = capacity
+        self.workflow_capacity = workflow_capacity
         self.ledger = Ledger(counters, cancel_after_lease)
         self.session_id = ""
         self.leaving = False
@@ -101,8 +89,13 @@ class Session:
         # Sessions that may own leases: those whose Welcome did not come, newest first, and the last one whose did.
         self._unwelcomed: deque[str] = deque(maxlen=MAX_PREVIOUS_SESSIONS - 1)
         self._last_welcomed = ""
-        # Whose turn it is to be written: outcomes of a class, or checkpoints (None).
-        self._turns: deque[type[Outcome] | None] = deque([None, *self.ledger.outbox])
+        # Whose turn it is to be written.
+        self._turns: deque[Callable[[float], pb.SessionRequest | None]] = deque(
+            [self._advances_frame, self._checkpoints_frame, self._answers_frame]
+        )
+        self._turns.extend(partial(self._outcomes_frame, kind) for kind in self.ledger.outbox)
+        self._flights = Flights()
+        self._answers: deque[pb.QueryResultItem] = deque()
         self._heartbeats = Heartbeats()
         self._max_payload_bytes = 1 << 20
         self._max_frame_bytes = 3 << 20
@@ -112,15 +105,13 @@ class Session:
 
     def _reset(self, now: float) -> None:
         """Forget everything that belongs to one stream."""
-        self._frame_id = 0
-        self._first_sent = 1
-        self._sent_at: deque[float] = deque()
-        self._flights: dict[int, _Flight] = {}
-        self._unanswered_heartbeats: deque[int] = deque()
+        self._flights.reset()
+        # Whoever asked over the stream before is told by its server that there is no answer.
+        self._answers.clear()
         self._pongs: deque[int] = deque(maxlen=16)
         self._heartbeats.reset()
         self._tasks_number = 0
-        self._capacity_sent = -1
+        self._capacity_sent = (-1, -1)
         self._goodbye_frame = 0
         self._goodbye_answered = False
         self._silent_at = now + WELCOME_TIMEOUT
@@ -135,7 +126,8 @@ class Session:
     @property
     def recorded(self) -> int:
         """How many outcomes of the worker the servers have recorded."""
-        return self.counters.completed + self.counters.failed + self.counters.released
+        counters = self.counters
+        return counters.completed + counters.failed + counters.released + counters.advanced
 
     @property
     def is_open(self) -> bool:
@@ -150,14 +142,18 @@ class Session:
 
     def begin(self, now: float) -> None:
         """A new stream is made: its first frame is a Hello that names what is still held."""
-        for flight in self._flights.values():
+        for flight in self._flights:
             for lease in flight.leases:
-                if lease is None or flight.cargo is _Cargo.HEARTBEAT:
+                if lease is None or flight.cargo is Cargo.HEARTBEAT:
                     continue
-                if flight.cargo is _Cargo.CHECKPOINT:
+                if flight.cargo is Cargo.CHECKPOINT:
                     self.ledger.checkpoints.unsent(lease)
-                elif self.ledger.holds(lease):
+                elif not self.ledger.holds(lease):
+                    continue
+                elif flight.cargo is Cargo.OUTCOME:
                     self.ledger.enqueue(lease)
+                elif isinstance(lease, DecideLease):
+                    self.ledger.advances.unsent(lease)
         self._reset(now)
         self._phase = _Phase.NEW
 
@@ -168,7 +164,7 @@ class Session:
     def leave(self) -> None:
         """Want no more tasks: finish what is here, then say Goodbye."""
         self.leaving = True
-        self.capacity = 0
+        self.capacity = self.workflow_capacity = 0
 
     # What to write.
 
@@ -182,12 +178,13 @@ class Session:
         if self._phase is not _Phase.OPEN:
             return None
         if self._pongs:
-            frame = self._numbered(now)
+            frame = self._flights.numbered(now)
             frame.pong.number = self._pongs.popleft()
             return frame
-        if self.capacity != self._capacity_sent:
-            frame = self._numbered(now)
-            frame.capacity.capacity = self._capacity_sent = self.capacity
+        if (self.capacity, self.workflow_capacity) != self._capacity_sent:
+            self._capacity_sent = (self.capacity, self.workflow_capacity)
+            frame = self._flights.numbered(now)
+            frame.capacity.capacity, frame.capacity.workflow_capacity = self._capacity_sent
             frame.capacity.SetInParent()
             return frame
         if self._heartbeats.waiting:
@@ -196,32 +193,21 @@ class Session:
             turn = self._turns[0]
             # The turn goes round, so that no class of outcomes can starve another.
             self._turns.rotate(-1)
-            said = self._checkpoints_frame(now) if turn is None else self._outcomes_frame(turn, now)
-            if said is not None:
+            if (said := turn(now)) is not None:
                 return said
         if self.leaving and not self.ledger.held and not self._goodbye_frame:
-            frame = self._numbered(now)
+            frame = self._flights.numbered(now)
             frame.goodbye.SetInParent()
             self._goodbye_frame = frame.frame_id
             return frame
         return None
 
-    def _numbered(self, now: float) -> pb.SessionRequest:
-        self._frame_id += 1
-        self._sent_at.append(now)
-        if len(self._sent_at) > _MAX_SENT_TIMES:
-            # Pongs alone would gather for ever. The oldest that is kept takes the time of what was before it: too
-            # early a time only makes a lease seem shorter than it is.
-            oldest = self._sent_at.popleft()
-            self._first_sent += 1
-            self._sent_at[0] = oldest
-        return pb.SessionRequest(frame_id=self._frame_id)
-
     def _hello(self, now: float) -> pb.SessionRequest:
-        frame = self._numbered(now)
+        frame = self._flights.numbered(now)
         hello = frame.hello
         hello.protocol_version = PROTOCOL_VERSION
-        hello.capacity = self._capacity_sent = self.capacity
+        self._capacity_sent = (self.capacity, self.workflow_capacity)
+        hello.capacity, hello.workflow_capacity = self._capacity_sent
         self.identity.fill(hello)
         hello.previous_session_ids.extend(self._unwelcomed)
         if self._last_welcomed:
@@ -236,16 +222,27 @@ class Session:
 
     def _heartbeat_frame(self, now: float) -> pb.SessionRequest:
         leases = self._heartbeats.next()
-        frame = self._numbered(now)
+        frame = self._flights.numbered(now)
         fill_heartbeat(frame.heartbeat, leases, self._max_frame_bytes - _FRAME_SLACK)
         frame.heartbeat.last_tasks_number = self._heartbeats.tasks_number
         frame.heartbeat.more = self._heartbeats.waiting
-        self._fly(frame, _Cargo.HEARTBEAT, leases, now)
-        self._unanswered_heartbeats.append(frame.frame_id)
-        if len(self._unanswered_heartbeats) > MAX_UNANSWERED_HEARTBEATS:
-            # A server without its database answers none; what the oldest ones asked is asked again by the
-            # newest.
-            self._flights.pop(self._unanswered_heartbeats.popleft(), None)
+        self._flights.fly(frame, Cargo.HEARTBEAT, leases, now)
+        return frame
+
+    def _advances_frame(self, now: float) -> pb.SessionRequest | None:
+        leases = self.ledger.advances.take(self._max_frame_items, self._max_frame_bytes - _FRAME_SLACK)
+        if not leases:
+            return None
+        frame = self._flights.numbered(now)
+        fill_advances(frame, leases)
+        self._flights.fly(frame, Cargo.ADVANCE, leases, now)
+        return frame
+
+    def _answers_frame(self, now: float) -> pb.SessionRequest | None:
+        if not self._answers:
+            return None
+        frame = self._flights.numbered(now)
+        fill_answers(frame, self._answers, self._max_frame_items, self._max_frame_bytes - _FRAME_SLACK)
         return frame
 
     def _outcomes_frame(self, kind: type[Outcome], now: float) -> pb.SessionRequest | None:
@@ -253,11 +250,11 @@ class Session:
         leases = take(waiting, self._max_frame_items, self._max_frame_bytes - _FRAME_SLACK) if waiting else None
         if not leases:
             return None
-        frame = self._numbered(now)
+        frame = self._flights.numbered(now)
         fill_outcomes(frame, leases)
         for lease in leases:
             lease.sent = True
-        self._fly(frame, _Cargo.OUTCOME, leases, now)
+        self._flights.fly(frame, Cargo.OUTCOME, leases, now)
         return frame
 
     def _checkpoints_frame(self, now: float) -> pb.SessionRequest | None:
@@ -265,13 +262,10 @@ class Session:
         leases = self.ledger.checkpoints.take(self._max_frame_items, room, ITEM_OVERHEAD)
         if not leases:
             return None
-        frame = self._numbered(now)
+        frame = self._flights.numbered(now)
         fill_checkpoints(frame, leases)
-        self._fly(frame, _Cargo.CHECKPOINT, leases, now)
+        self._flights.fly(frame, Cargo.CHECKPOINT, leases, now)
         return frame
-
-    def _fly(self, frame: pb.SessionRequest, cargo: _Cargo, leases: Sequence[Lease], now: float) -> None:
-        self._flights[frame.frame_id] = _Flight(cargo, list(leases), now, len(leases))
 
     # What was read.
 
@@ -288,6 +282,13 @@ class Session:
             self._take_tasks(frame.tasks, now, effects)
         elif kind == "ack":
             self._acknowledged(frame.ack, now, effects)
+        elif kind == "events":
+            for pushed in frame.events.runs:
+                lease = self.ledger.find(pushed.task)
+                if isinstance(lease, DecideLease):
+                    effects.news.append(Pushed(lease, pushed))
+        elif kind == "query":
+            effects.news.append(Asked(self, frame.query))
         elif kind == "ping":
             self._pongs.append(frame.ping.number)
         elif kind == "revoke":
@@ -310,7 +311,7 @@ class Session:
         return effects
 
     def _welcomed(self, welcome: pb.Welcome, effects: Effects) -> None:
-        hello_sent_at = self._sent_at[0]
+        hello_sent_at = self._flights.hello_sent_at
         self._phase = _Phase.OPEN
         self.session_id = welcome.session_id
         self.counters.connects += 1
@@ -337,7 +338,7 @@ class Session:
 
     def _take_tasks(self, tasks: pb.Tasks, now: float, effects: Effects) -> None:
         self._tasks_number = tasks.tasks_number
-        sent_at = self._time_of(tasks.last_frame_id)
+        sent_at = self._flights.time_of(tasks.last_frame_id)
         ledger = self.ledger
         shortest = math.inf
         for task in tasks.tasks:
@@ -350,7 +351,9 @@ class Session:
             lease = self.identity.lease_of(task, self, sent_at, now, self._max_payload_bytes)
             ledger.add(lease, now)
             shortest = min(shortest, lease.lease_seconds)
-            if lease.step is not UNKNOWN_STEP:
+            if isinstance(lease, DecideLease) and lease.step is not UNKNOWN_STEP:
+                effects.news.append(Given(lease))
+            elif lease.step is not UNKNOWN_STEP:
                 effects.start.append(lease)
             else:
                 # Somebody else may know it; three times it costs no attempt.
@@ -363,27 +366,17 @@ class Session:
         self._heartbeats.plan(shortest, sent_at)
         self.counters.started += len(effects.start)
 
-    def _time_of(self, frame_id: int) -> float:
-        """When a frame of this stream was sent, or a time before it.
-
-        Older ones are forgotten: the server only goes forward.
-        """
-        while self._first_sent < frame_id and len(self._sent_at) > 1:
-            self._sent_at.popleft()
-            self._first_sent += 1
-        return self._sent_at[0]
-
     def _acknowledged(self, ack: pb.Ack, now: float, effects: Effects) -> None:
         if ack.frame_id == self._goodbye_frame:
             self._goodbye_answered = True
-        flight = self._flights.get(ack.frame_id)
+        flight = self._flights.of(ack.frame_id)
         if flight is None:
             if ack.HasField("error"):
                 logger.error("frame %d was refused: %s", ack.frame_id, ack.error.message)
             return
         if ack.HasField("error"):
-            del self._flights[ack.frame_id]
-            self._frame_refused(flight, ack, now)
+            self._flights.landed(ack.frame_id)
+            self._frame_refused(flight, ack, now, effects)
             return
         for result in ack.results:
             lease = flight.leases[result.index] if 0 <= result.index < len(flight.leases) else None
@@ -391,40 +384,46 @@ class Session:
                 continue
             flight.leases[result.index] = None
             flight.left -= 1
-            if flight.cargo is _Cargo.OUTCOME:
+            if flight.cargo is Cargo.OUTCOME:
                 self.ledger.answered(lease, result, now)
+            elif isinstance(lease, DecideLease) and flight.cargo is Cargo.ADVANCE:
+                self.ledger.advance_answered(lease, result, now, effects)
             elif result.outcome == pb.ITEM_OUTCOME_LEASE_LOST:
                 self.ledger.lost(lease, effects)
-            elif flight.cargo is _Cargo.HEARTBEAT:
+            elif flight.cargo is Cargo.HEARTBEAT:
                 self._heartbeat_answered(lease, result, flight.sent_at, effects)
             elif result.outcome == pb.ITEM_OUTCOME_REFUSED:
                 self._checkpoint_refused(lease, result, now)
             else:
                 self.ledger.checkpoints.saved(lease)
         if flight.left <= 0:
-            del self._flights[ack.frame_id]
+            self._flights.landed(ack.frame_id)
 
     def _heartbeat_answered(self, lease: Lease, result: pb.ItemResult, sent_at: float, effects: Effects) -> None:
         if result.outcome != pb.ITEM_OUTCOME_OK:
             return
         seconds = seconds_of(result.lease_duration)
         self._renewed(lease, sent_at, seconds)
+        if isinstance(lease, DecideLease) and result.last_seq:
+            effects.news.append(Behind(lease, result.last_seq))
         if result.cancel_wanted:
             self.ledger.wanted_to_stop(lease, _stop_reason(result.reason), sent_at + seconds, effects)
 
     def _checkpoint_refused(self, lease: Lease, why: pb.ItemResult | run_service_pb2.ItemError, now: float) -> None:
         self.ledger.checkpoints.refused(lease, why.reason, why.message, why.violations, now)
 
-    def _frame_refused(self, flight: _Flight, ack: pb.Ack, now: float) -> None:
-        if flight.cargo is _Cargo.HEARTBEAT:
+    def _frame_refused(self, flight: Flight, ack: pb.Ack, now: float, effects: Effects) -> None:
+        if flight.cargo is Cargo.HEARTBEAT:
             self._heartbeats.again(now)
             return
         error = ack.error
         for lease in flight.leases:
             if lease is None:
                 continue
-            if flight.cargo is _Cargo.CHECKPOINT:
+            if flight.cargo is Cargo.CHECKPOINT:
                 self._checkpoint_refused(lease, error, now)
+            elif isinstance(lease, DecideLease) and flight.cargo is Cargo.ADVANCE:
+                self.ledger.advance_refused(lease, error, now, effects)
             else:
                 self.ledger.refused(lease, error.reason, error.message, error.violations, now)
 
@@ -464,16 +463,32 @@ class Session:
         self.ledger.save(lease, saving)
 
     def release(self, lease: Lease) -> None:
-        """Give back a lease that the executor has not begun and will not begin."""
-        if self.ledger.holds(lease) and lease.outcome is None:
+        """Give back a lease that was not begun and will not be."""
+        if self.ledger.holds(lease) and not lease.unanswered:
             self.ledger.give(lease, Released())
+
+    def decided(self, lease: DecideLease, said: pb.AdvanceItem | Failed | Released) -> None:
+        """The decider has an Advance of a run, or gives its task back; it counts if the lease is still held."""
+        if self.ledger.holds(lease) and not lease.unanswered:
+            if isinstance(said, pb.AdvanceItem):
+                self.ledger.advances.send(lease, said)
+            else:
+                self.ledger.give(lease, said)
+
+    def answer(self, item: pb.QueryResultItem) -> None:
+        """A query has its answer."""
+        self._answers.append(item)
 
     def cut_off(self) -> Effects:
         """The worker must end: every step that still runs is cancelled and reported as failed by that."""
         effects = Effects()
         failure = Failed(FailureKind.OPERATIONAL, WORKER_SHUTDOWN, "the worker was shut down amid the step")
         for lease in list(self.ledger.held.values()):
-            if lease.outcome is None:
+            if isinstance(lease, DecideLease) and lease.outcome is None:
+                lease.advance = None
+                self.ledger.give(lease, Released())
+                effects.news.append(Lost(lease))
+            elif lease.outcome is None:
                 self.ledger.cut_off(lease, failure, CancelReason.WORKER_SHUTDOWN, effects)
         return effects
 
