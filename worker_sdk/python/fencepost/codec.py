@@ -104,7 +104,7 @@ def encode(value: object, *, declared: bool = False) -> Value:
         if declared:
             if isinstance(value, bytes | bytearray | memoryview):
                 return Value(binary=bytes(value))
-            value = msgspec.to_builtins(value, str_keys=True, enc_hook=_plain)
+            value = msgspec.to_builtins(value, str_keys=True, enc_hook=plain)
         text = _write(value)
         utf8_length(text)
         return Value(json=text)
@@ -118,14 +118,14 @@ def encode(value: object, *, declared: bool = False) -> Value:
         raise NotEncodable(_first_line(error)) from error
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """One step from ``value`` towards what JSON has; the encoder goes on from there."""
     serializer = getattr(type(value), "__pydantic_serializer__", None)
     if serializer is not None:
         # Aliases, because that is what the same model reads.
         return serializer.to_python(value, mode="json", by_alias=True)
     if isinstance(value, msgspec.Struct) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
-        return msgspec.to_builtins(value, str_keys=True, enc_hook=_plain)
+        return msgspec.to_builtins(value, str_keys=True, enc_hook=plain)
     if isinstance(value, _SCALARS):
         return msgspec.to_builtins(value)
     if isinstance(value, _NEEDS_DECLARATION):
@@ -136,7 +136,7 @@ def _plain(value: object) -> object:
 
 
 _write: Callable[[object], str] = json.JSONEncoder(
-    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain
 ).encode
 
 

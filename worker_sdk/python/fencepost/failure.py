@@ -25,6 +25,7 @@ from fencepost.codec import NULL, Value, encode
 from fencepost.errors import NotEncodable
 from fencepost.models import FailureKind
 from fencepost.step_errors import CorrectiveError, OperationalError, PermanentError, StepError
+from fencepost.workflow_errors import OpFailed
 
 MAX_MESSAGE = 10_000
 MAX_CODE = 200
@@ -90,7 +91,9 @@ def clean(text: str, limit: int = MAX_MESSAGE) -> str:
 
 
 def kind_of(error: StepError) -> FailureKind:
-    """The kind that a StepError stands for; operational for one that is none of the three."""
+    """The kind that a StepError stands for; operational for one that is none of the three, nor has its own."""
+    if isinstance(error, OpFailed):
+        return error.kind
     if isinstance(error, PermanentError):
         return FailureKind.PERMANENT
     if isinstance(error, CorrectiveError):
@@ -110,7 +113,7 @@ def failed(error: BaseException, max_payload_bytes: int) -> Failed:
     if decisive is not error:
         message = f"{message} (because of {type(decisive).__name__}: {text_of(decisive)})"
     feedback = None
-    if isinstance(decisive, CorrectiveError) and decisive.feedback is not None:
+    if isinstance(decisive, CorrectiveError | OpFailed) and decisive.feedback is not None:
         try:
             feedback = encode(decisive.feedback)
             if feedback.size > max_payload_bytes:

@@ -26,7 +26,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, get_type_hints
 
-from fencepost.codec import Codec, codec_for, declares_sets_or_bytes, encode
+from fencepost.codec import Codec, Value, codec_for, declares_sets_or_bytes, encode
 from fencepost.context import StepContext
 from fencepost.errors import NotEncodable
 from fencepost.failure import NOTHING, Completed
@@ -72,6 +72,7 @@ class Step(Generic[P, R]):
         self._annotations: tuple[Any, ...] = ()
         self._codecs: tuple[Codec[Any], ...] | None = None
         self._return_annotation: Any = inspect.Parameter.empty
+        self._return_type: Any = Any
         self._takes_context = False
         self._context_index = 0
         self._context_keyword = ""
@@ -93,7 +94,7 @@ class Step(Generic[P, R]):
 
     def _read_signature(self) -> None:
         """Find out which parameters are the values and which the context. Raises TypeError."""
-        signature = _signature(self.function)
+        signature = signature_of(self.function)
         if inspect.isasyncgenfunction(self.function) or inspect.isgeneratorfunction(self.function):
             raise TypeError(f"{self._noun} {self.name}: a generator can't be a handler")
         self._return_annotation = signature.return_annotation
@@ -101,7 +102,7 @@ class Step(Generic[P, R]):
         for parameter in signature.parameters.values():
             if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
                 continue
-            if parameter.name == "ctx" or _is_context(parameter.annotation):
+            if parameter.name == "ctx" or wants_context(parameter.annotation):
                 self._takes_context = True
                 self._context_index = len(values)
                 self._context_keyword = parameter.name if parameter.kind is parameter.KEYWORD_ONLY else ""
@@ -139,7 +140,8 @@ class Step(Generic[P, R]):
             self._codecs = tuple(codec_for(known.get(place, Any)) for place in places)
         except TypeError as error:
             raise TypeError(f"{self._noun} {self.name}: {error}") from error
-        self._declares = declares_sets_or_bytes(known.get("return", Any))
+        self._return_type = known.get("return", Any)
+        self._declares = declares_sets_or_bytes(self._return_type)
 
     def prepare(self) -> None:
         """Make sure that the annotations are known. Raises TypeError if they name what does not exist."""
@@ -148,6 +150,18 @@ class Step(Generic[P, R]):
                 self._resolve()
             except NameError as error:
                 raise TypeError(f"{self._noun} {self.name}: an annotation can't be resolved: {error}") from error
+
+    @property
+    def output_codec(self) -> Codec[Any]:
+        """How a workflow reads what the handler returned. Raises TypeError if its annotation is no type of JSON."""
+        try:
+            return codec_for(self._return_type)
+        except TypeError as error:
+            raise TypeError(f"{self._noun} {self.name}: {error}") from error
+
+    def encode_input(self, value: object) -> Value:
+        """What a workflow gives the handler, as a payload. Raises NotEncodable."""
+        return encode(value, declared=bool(self._codecs) and self._codecs[0].declares)
 
     def bind(self, lease: Lease) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """The arguments for one attempt. Raises NotDecodable."""
@@ -233,7 +247,8 @@ def _names_around(frame: types.FrameType | None) -> Mapping[str, Any] | None:
     return None if caller is None or caller.f_code.co_name == "<module>" else dict(caller.f_locals)
 
 
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of ``function``, whatever its annotations name."""
     if sys.version_info >= (3, 14):
         import annotationlib
 
@@ -241,7 +256,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function)
 
 
-def _is_context(annotation: Any) -> bool:
+def wants_context(annotation: Any) -> bool:
     """Whether an annotation says StepContext:
 
     as the class, as text, or as a reference to what can't be looked up.

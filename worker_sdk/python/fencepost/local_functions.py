@@ -1,0 +1,139 @@
+"""What is known of a function that runs as a local step: its name, what it returns, whether it wants a context.
+
+Found out once for each function, because a workflow may call it ten thousand times in one replay. Functions that a
+workflow defines anew each time it runs share what is known of their code.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+from fencepost.codec import Codec, Value, codec_for, encode
+from fencepost.errors import NotEncodable
+from fencepost.lease import TaskKind
+from fencepost.steps import MAX_NAME, Step, signature_of, wants_context
+
+
+class LocalFunction:
+    """What is known of a function, or of a step's. Raises TypeError for what can't be a local step."""
+
+    __slots__ = ("__weakref__", "codec", "context_keyword", "is_async", "name", "step")
+
+    def __init__(self, callee: Callable[..., Any], names: Mapping[str, Any]) -> None:
+        if not callable(callee):
+            raise TypeError(f"a local step is a function, not {type(callee).__name__}: pass the function, not its call")
+        if isinstance(callee, Step):
+            if callee.kind is not TaskKind.STEP:
+                raise TypeError(f"{callee.name} undoes steps: it can't be run as one")
+            callee.prepare()
+        function = function_of(callee)
+        self.name = callee.name if isinstance(callee, Step) else _name_of(function)
+        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+            raise TypeError(f"local step {self.name}: a generator can't be a step")
+        # A lease names a step; a plain function has none.
+        self.step: Step[..., Any] = callee if isinstance(callee, Step) else Step(_stands_for, self.name)
+        self.codec = callee.output_codec if isinstance(callee, Step) else _output_codec(function, self.name, names)
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 - objects with an async __call__ are functions too
+        )
+        self.context_keyword = _context_keyword(function)
+
+    def encode(self, output: object) -> Value:
+        """What it returned as a payload. Raises NotEncodable."""
+        if inspect.isawaitable(output):
+            close = getattr(output, "close", None)
+            if close is not None:
+                close()
+            raise NotEncodable("the function is not async, but returned an awaitable")
+        return encode(output, declared=self.codec.declares)
+
+
+_by_object: weakref.WeakKeyDictionary[Any, LocalFunction] = weakref.WeakKeyDictionary()
+_by_code: dict[types.CodeType, LocalFunction] = {}
+
+
+def function_of(callee: Callable[..., Any]) -> Callable[..., Any]:
+    """What is called in the end."""
+    return callee.function if isinstance(callee, Step) else callee
+
+
+def local_function(callee: Callable[..., Any], names: Mapping[str, Any]) -> LocalFunction:
+    """What is known of ``callee``; ``names`` are looked at where its annotations name what its module lacks.
+
+    Raises TypeError.
+    """
+    if type(callee) is types.FunctionType:
+        known = _by_code.get(callee.__code__)
+        # A wrapper's code is that of all wrappers made by one decorator; what they wrap differs.
+        if known is not None and not hasattr(callee, "__wrapped__"):
+            return known
+        if not hasattr(callee, "__wrapped__") and _says_types_in_text(callee):
+            known = _by_code[callee.__code__] = LocalFunction(callee, names)
+            return known
+    try:
+        known = _by_object.get(callee)
+        if known is None:
+            known = _by_object[callee] = LocalFunction(callee, names)
+    except TypeError:
+        # It has no hash, or can't be referred to weakly.
+        known = LocalFunction(callee, names)
+    return known
+
+
+def _says_types_in_text(function: types.FunctionType) -> bool:
+    """Whether its annotations are part of its code: those that are objects may differ from one making to the next."""
+    return all(isinstance(annotation, str | None) for annotation in function.__annotations__.values())
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__name__", None) or type(function).__name__
+    return "lambda" if name == "<lambda>" else str(name)[:MAX_NAME]
+
+
+def _output_codec(function: Callable[..., Any], name: str, names: Mapping[str, Any]) -> Codec[Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    annotation = signature_of(function).return_annotation
+    if annotation is inspect.Signature.empty:
+        return codec_for(Any)
+    inner = inspect.unwrap(function)
+
+    def carrier() -> None: ...
+
+    carrier.__annotations__ = {"return": annotation}
+    closure = getattr(inner, "__closure__", None) or ()
+    code = getattr(inner, "__code__", None)
+    around = dict(names)
+    for free, cell in zip(code.co_freevars if code is not None else (), closure, strict=False):
+        try:
+            around[free] = cell.cell_contents
+        except ValueError:
+            continue
+    try:
+        known = get_type_hints(carrier, globalns=getattr(inner, "__globals__", {}), localns=around, include_extras=True)
+        return codec_for(known.get("return", Any))
+    except NameError as error:
+        raise TypeError(f"local step {name}: an annotation can't be resolved: {error}") from error
+    except TypeError as error:
+        raise TypeError(f"local step {name}: {error}") from error
+
+
+def _context_keyword(function: Callable[..., Any]) -> str:
+    """The parameter that takes a StepContext, if there is one."""
+    for parameter in signature_of(function).parameters.values():
+        if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY}:
+            continue
+        if parameter.name == "ctx" or wants_context(parameter.annotation):
+            return parameter.name
+    return ""
+
+
+def _stands_for() -> None:
+    """The handler of a lease that belongs to a plain function."""

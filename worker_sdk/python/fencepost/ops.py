@@ -1,0 +1,250 @@
+"""What a code workflow asks for: its ops, the handles that it awaits, and the local steps that its worker runs.
+
+An `Op` is numbered by the order of calls. It is *asked* when the function called, *recorded* when its command is an
+event of the history (``seq``), *ended* when its handle has a result. Matching at replay compares kind and name, then a
+short digest of the input.
+
+Callers: `workflow_context` makes ops, `code_run` matches and settles them, the worker runs `LocalCall`s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import msgspec
+
+from fencepost.codec import NULL, Codec, Value, plain
+from fencepost.context import StepContext
+from fencepost.errors import NotEncodable
+from fencepost.failure import NOTHING, Completed, Failed
+from fencepost.lease import Lease, clock
+from fencepost.policies import DEFAULT_RETRY, Retry, duration_text
+
+if TYPE_CHECKING:
+    from fencepost.local_functions import LocalFunction
+
+T = TypeVar("T")
+
+LOCAL = "local step"
+STEP = "step"
+SLEEP = "sleep"
+SIGNAL = "signal"
+CHILD = "child"
+ATTRIBUTES = "attributes"
+
+_ANY_LEASE_SECONDS = 60.0
+_ANY_STEP_LIMIT = 1 << 20
+_PLAIN_TYPES = (str, int, float, bool, type(None), bytes)
+
+_fingerprint_of: Callable[[Any], bytes] = msgspec.json.Encoder(enc_hook=plain, order="deterministic").encode
+
+
+def digest_of_arguments(arguments: tuple[Any, ...]) -> bytes:
+    """Eight bytes that tell if a local step is called with what it was called with before. Raises NotEncodable."""
+    try:
+        return blake2b(_fingerprint_of(arguments), digest_size=8).digest()
+    except NotEncodable:
+        raise
+    except Exception as error:
+        # Methods of the user's classes run in here, so anything can come out.
+        raise NotEncodable(f"an argument of the step has no JSON: {error}") from error
+
+
+def digest_of(value: Value) -> bytes:
+    """The same of a payload."""
+    data = value.json.encode() if value.json is not None else value.binary or b"null"
+    return blake2b(data, digest_size=8).digest()
+
+
+class Canceller(Protocol):
+    """What is told when an awaiter is gone: the run in memory."""
+
+    def cancel_op(self, op: Op) -> None:
+        """The handle of ``op`` was cancelled before it had a result."""
+
+
+class Op:
+    """One durable call. ``input``, ``options`` and ``seconds`` are what its command says."""
+
+    __slots__ = (
+        "cancelled",
+        "codec",
+        "digest",
+        "fire",
+        "handle",
+        "input",
+        "kind",
+        "local",
+        "made_at",
+        "name",
+        "number",
+        "options",
+        "result",
+        "seconds",
+        "seq",
+        "shielded",
+    )
+
+    def __init__(self, number: int, kind: str, name: str, made_at: int, shielded: bool) -> None:
+        self.number = number
+        self.kind = kind
+        self.name = name
+        self.made_at = made_at
+        """The event that the function was fed last when it asked."""
+        self.shielded = shielded
+        self.digest = b""
+        self.codec: Codec[Any] | None = None
+        self.handle: Handle[Any] | None = None
+        self.fire: Callable[[], None] | None = None
+        """Of a timer of the loop, in place of a handle."""
+        self.input = NULL
+        self.options = ""
+        self.seconds: float | None = None
+        self.seq = 0
+        self.cancelled = False
+        self.local: LocalCall | None = None
+        self.result: tuple[Completed | Failed, int] | None = None
+        """Of a local step that ended and is not recorded: how, and after how many attempts."""
+
+    @property
+    def text(self) -> str:
+        """For people: ``step charge``, ``sleep 30s``."""
+        return op_text(self.kind, self.name, self.seconds)
+
+
+def op_text(kind: str, name: str, seconds: float | None = None) -> str:
+    """For people: what an op is."""
+    if kind == SLEEP:
+        return f"sleep {duration_text(seconds or 0.0)}"
+    return kind if kind == ATTRIBUTES else f"{kind} {name}"
+
+
+class Handle(asyncio.Future[T]):
+    """What a durable call returns: begun already, to be awaited when the result is wanted.
+
+    Cancelling it, or the task that awaits it, stops the op.
+    """
+
+    __slots__ = ("_canceller", "_op")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, canceller: Canceller | None, op: Op | None) -> None:
+        super().__init__(loop=loop)
+        self._canceller = canceller
+        self._op = op
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Stop the op, unless it has ended. Whoever awaits it gets CancelledError."""
+        if not super().cancel(msg):
+            return False
+        if self._canceller is not None and self._op is not None:
+            self._canceller.cancel_op(self._op)
+        return True
+
+
+class LocalCall:
+    """A local step to be run by the worker, once, with as many attempts as ``retry`` allows.
+
+    ``cancelled`` tells that nobody awaits it any more; what it ends with is recorded all the same.
+    """
+
+    __slots__ = (
+        "_args",
+        "_checkpoint",
+        "_local",
+        "_user_id",
+        "_workflow_id",
+        "cancelled",
+        "fencing_token",
+        "function",
+        "idempotency_key",
+        "is_async",
+        "name",
+        "op",
+        "retry",
+        "run_id",
+        "timeout",
+    )
+
+    def __init__(
+        self,
+        op: int,
+        name: str,
+        function: Callable[..., Any],
+        local: LocalFunction,
+        args: tuple[Any, ...],
+        retry: Retry | None,
+        timeout: float | None,
+        *,
+        run_id: str,
+        workflow_id: str,
+        user_id: str,
+    ) -> None:
+        self.op = op
+        self.name = name
+        self.function = function
+        """What to call, with what `bind` returns."""
+        self._local = local
+        self._args = args
+        self.retry = retry or DEFAULT_RETRY
+        self.timeout = timeout
+        self.is_async = local.is_async
+        self.cancelled = False
+        self.run_id = run_id
+        self.fencing_token = 0
+        self.idempotency_key = f"{run_id}/{op}"
+        self._workflow_id = workflow_id
+        self._user_id = user_id
+        self._checkpoint: Lease | None = None
+
+    def __repr__(self) -> str:
+        return f"<LocalCall {self.run_id} op {self.op} {self.name}>"
+
+    def detach(self) -> None:
+        """Copy arguments that can change: what the step does to them must not reach the workflow, or the reverse."""
+        if any(type(arg) not in _PLAIN_TYPES for arg in self._args):
+            self._args = copy.deepcopy(self._args)
+
+    def bind(self, attempt: int = 1) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """The arguments for one attempt, from 1."""
+        keyword = self._local.context_keyword
+        if not keyword:
+            return self._args, {}
+        return self._args, {keyword: StepContext(self._lease(attempt))}
+
+    def completed(self, output: object, max_payload_bytes: int) -> Completed:
+        """Make an outcome of what the function returned. Raises NotEncodable."""
+        if output is None:
+            return NOTHING
+        value = self._local.encode(output)
+        size = value.size
+        if size > max_payload_bytes:
+            raise NotEncodable(f"{size} bytes, over the limit of {max_payload_bytes}: return a reference instead")
+        return Completed(value, size)
+
+    def _lease(self, attempt: int) -> Lease:
+        lease = Lease(
+            owner=None,
+            step=self._local.step,
+            run_id=self.run_id,
+            task_id=1,
+            token=self.fencing_token,
+            workflow_id=self._workflow_id,
+            definition_hash="",
+            node_id=self.name,
+            attempt=attempt,
+            expires_at=clock() + _ANY_LEASE_SECONDS,
+            lease_seconds=_ANY_LEASE_SECONDS,
+            deadline=0.0 if self.timeout is None else clock() + self.timeout,
+            input=NULL,
+            failure_before=None,
+            idempotency_key=self.idempotency_key,
+            user_id=self._user_id,
+            max_payload_bytes=_ANY_STEP_LIMIT,
+            checkpoint=(0, None) if self._checkpoint is None else self._checkpoint.checkpoint,
+        )
+        self._checkpoint = lease
+        return lease
