@@ -14,7 +14,6 @@ Called by the replay machine of code workflows.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import sys
@@ -26,6 +25,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
+from fencepost.deterministic.collecting import is_collecting, watch_collections
+from fencepost.deterministic.eviction import Unwinding
 from fencepost.deterministic.outside import NoOutside
 from fencepost.deterministic.refusals import Evicted, refuse
 from fencepost.deterministic.timers import Callback, Host, Timer
@@ -38,8 +39,6 @@ _ExceptionHandler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object
 # What ran before: the loop, its task where a thread has only one, and the hooks of asynchronous generators.
 _Outside = tuple[asyncio.AbstractEventLoop | None, asyncio.Task[Any] | None, Any]
 
-_SWEEP_AT_LEAST = 256  # tasks held, before those that ended are let go
-
 
 class DeterministicLoop(NoOutside):
     """The event loop of one run in memory.
@@ -51,7 +50,6 @@ class DeterministicLoop(NoOutside):
         self._host = host
         self._ready: deque[Any] = deque()
         self._tasks: dict[asyncio.Task[Any], Context] = {}
-        self._sweep_at = _SWEEP_AT_LEAST
         self._agens: weakref.WeakValueDictionary[int, AsyncGenerator[Any, Any]] = weakref.WeakValueDictionary()
         self._agens_seen = 0
         self._errors: list[Exception] = []
@@ -131,10 +129,11 @@ class DeterministicLoop(NoOutside):
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         """Run `callback(*args)` after all that is ready now."""
-        if self._evicted:
-            raise Evicted
         handle = Callback(callback, args, self, context)
-        self._ready.append(handle)
+        if self._evicted:
+            self._drop(handle)
+        else:
+            self._ready.append(handle)
         return handle
 
     def call_later(  # type: ignore[override]  # as call_soon
@@ -144,11 +143,12 @@ class DeterministicLoop(NoOutside):
 
         An endless delay never fires. Raises ValueError for NaN, and what the host raises.
         """
-        if self._evicted:
-            raise Evicted
         if math.isnan(delay):
             raise ValueError("a delay must be a number of seconds, not NaN")
         handle = Timer(self._host.time() + delay, callback, args, self, context)
+        if self._evicted:
+            self._drop(handle)
+            return handle
         # Less than a microsecond is what is left of a moment computed by adding seconds to a time.
         if delay < math.inf:
             delay = round(delay, 6)
@@ -171,6 +171,12 @@ class DeterministicLoop(NoOutside):
         if self._thread != threading.get_ident():
             refuse("calling the loop from another thread", "let ctx.run(...) do the work and await its result")
         return self.call_soon(callback, *args, context=context)
+
+    def _drop(self, handle: asyncio.Handle) -> None:
+        # Code of the run asks while it unwinds; afterwards only the host can, by settling a future.
+        if self._thread:
+            raise Evicted
+        handle.cancel()
 
     def time(self) -> float:
         """The run's time in seconds: that of the last event fed."""
@@ -197,10 +203,8 @@ class DeterministicLoop(NoOutside):
         if context is None:
             context = copy_context()
         task = asyncio.Task(coro, loop=self, name=name or f"Task-{self._next_name()}", context=context)
-        if len(self._tasks) >= self._sweep_at:
-            self._tasks = {held: its for held, its in self._tasks.items() if not held.done()}
-            self._sweep_at = max(_SWEEP_AT_LEAST, 2 * len(self._tasks))
         self._tasks[task] = context
+        task.add_done_callback(self._tasks.pop)
         return task
 
     _names = 0
@@ -219,11 +223,13 @@ class DeterministicLoop(NoOutside):
             refuse("a task factory", "tasks of a workflow begin in the order in which they are created")
 
     def _agen_begins(self, agen: AsyncGenerator[Any, Any]) -> None:
+        watch_collections()
         self._agens_seen += 1
         self._agens[self._agens_seen] = agen
 
     def _agen_dropped(self, agen: AsyncGenerator[Any, Any]) -> None:
-        if not self._evicted:
+        # One that a collection found in a cycle ends without its finally blocks: when it does differs between replays.
+        if not self._evicted and self._thread == threading.get_ident() and not is_collecting():
             _ = self.create_task(agen.aclose())
 
     async def shutdown_asyncgens(self) -> None:
@@ -272,16 +278,37 @@ class DeterministicLoop(NoOutside):
     # The end
 
     def evict(self) -> None:
-        """Drop every task."""
+        """Drop every task, so that no code of the run can ask for anything any more, and without a complaint.
+
+        Coroutines and asynchronous generators are closed, in the order in which they began: their finally blocks run,
+        until they want something of the loop or of the host (see raise_if_evicted), which raises Evicted. What they
+        raise is dropped. Harmless the second time; an error while the loop runs.
+        """
+        if self._evicted:
+            return
+        outside = self._enter()
         self._evicted = True
         self._ready.clear()
-        held, self._tasks = self._tasks, {}
-        for task in held:
-            if not task.done():
-                task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own switch
-                coro = task.get_coro()
-                with contextlib.suppress(BaseException):
-                    coro.close()
+        self._errors.clear()
+        held = self._tasks.copy()
+        self._tasks.clear()
+        try:
+            with Unwinding() as unwinding:
+                while held:
+                    task = next(iter(held))
+                    if not task.done():
+                        unwinding.task(task, held[task])
+                    # The frames' variables go with it, so here and not later, when Python would complain of some.
+                    del held[task], task
+                for agen in list(self._agens.values()):
+                    unwinding.generator(agen)
+        finally:
+            self._leave(outside)
+
+    def raise_if_evicted(self) -> None:
+        """Raise Evicted if the run was. A host calls it wherever workflow code may ask for something."""
+        if self._evicted:
+            raise Evicted
 
     def close(self) -> None:
         """As evict."""
