@@ -146,6 +146,10 @@ class Config:
     max_pending_signals: int = _setting(
         10_000, "Signals that a run holds and no wait has taken.", low=1, high=1_000_000
     )
+    max_history_events: int = _setting(
+        50_000, "Events of a code run, from which on it is BLOCKED unless it ends or continues as new.", low=100,
+        high=10_000_000,
+    )  # fmt: skip
     timer_batch: int = _setting(500, "Timers fired in one go.", low=1, high=5000)
     outbox_batch: int = _setting(500, "Messages between runs delivered in one go.", low=1, high=5000)
 

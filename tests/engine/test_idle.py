@@ -90,7 +90,8 @@ select i.indexrelid::regclass::text, a.attname
 from pg_index i join pg_attribute a on a.attrelid = i.indrelid and a.attnum = any(i.indkey)
 where i.indrelid = 'run'::regclass
   and (a.attname in ('state', 'node_index', 'next_seq', 'last_event_at', 'output_seq', 'failure', 'ended_at', 'control')
-       or pg_get_expr(i.indpred, i.indrelid) not in ('(parent_run_id IS NOT NULL)', '(user_id <> ''''::text)'))
+       or pg_get_expr(i.indpred, i.indrelid) not in (
+           '(parent_run_id IS NOT NULL)', '(user_id <> ''''::text)', '(chain_id IS NOT NULL)'))
 """
 
 

@@ -27,7 +27,7 @@ from tests.fixtures.refusals import refused
 from tests.fixtures.servers import InProcessServer
 
 DAY = 86_400
-KEPT_BY_OTHERS = {"run_key"}
+KEPT_BY_OTHERS = {"run_key", "query"}
 """Tables with a run's id whose rows may outlive it."""
 
 VALUES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +10,7 @@ import psycopg
 
 from fencepost_server.domain.model import PARKED_UNTIL
 from fencepost_server.store import extras
-from fencepost_server.store.arrays import Blobs, Ints, columns
+from fencepost_server.store.arrays import Blobs, Ints, Uuids, columns
 from fencepost_server.store.queries import statements
 from tests.plans.rows import KEYS, NOW, OF_A_RUN, SOME, Hot, faults
 
@@ -54,6 +55,18 @@ EACH: dict[str, tuple[tuple[Any, ...], set[str]]] = {
     "delete_stopped": ((), {"stopped_task_pkey"}),
     "delete_checkpoint": ((2,), {"checkpoint_pkey"}),
     "clear_ended": ((), OF_A_RUN),
+    "history": ((1,), {"event_pkey"}),
+    "attributes": ((), {"run_pkey"}),
+    "unread_signals": ((), {"signal_pkey", "event_pkey"}),
+    "wake_decider": ((NOW,), {"task_pkey"}),
+    "lease_decider": (("00000000-0000-4000-8000-000000000001", 2, NOW), {"task_pkey"}),
+    "offer_decider": (("w@1#n", NOW), {"task_pkey"}),
+    "name_decider": (("w@1",), {"task_pkey"}),
+    "reset_decider": ((), {"task_pkey"}),
+    "set_attributes": (('{"a": "b"}',), {"run_pkey", "run_attribute_pkey"}),
+    "take_signal": ((1,), {"signal_pkey"}),
+    "end_wait": ((1,), {"wait_pkey"}),
+    "delete_grace": ((), {"timer_pkey"}),
 }
 AS_A_WHOLE: dict[str, tuple[dict[str, Any], set[str], int]] = {
     # statement of extra.sql that is not asked for by run: parameters, indexes, rows that may be touched
@@ -61,6 +74,23 @@ AS_A_WHOLE: dict[str, tuple[dict[str, Any], set[str], int]] = {
         {"a": KEYS["namespaces"], "b": KEYS["workflow_ids"], "c": KEYS["keys"]},
         {"run_key_pkey"},
         100,
+    ),
+    "move_undo": (
+        {"a": Uuids(SOME), "b": Uuids(str(uuid.uuid4()) for _ in SOME), "c": Ints([10] * len(SOME))},
+        {"undo_pkey"},
+        200,
+    ),
+    "move_key": (
+        {
+            "a": KEYS["namespaces"],
+            "b": KEYS["workflow_ids"],
+            "c": KEYS["keys"],
+            "d": Uuids(SOME),
+            "e": Uuids(SOME),
+            "f": Blobs([b"\0"] * 20),
+        },
+        {"run_key_pkey"},
+        200,
     ),
     "removed": (
         {"a": KEYS["namespaces"], "b": KEYS["workflow_ids"], "c": Blobs([b"\0"] * 20)},
@@ -82,7 +112,7 @@ def of_each(statement: str) -> dict[str, Any]:
     """The parameters of a statement of extra.sql for some runs."""
     types = {**extras._READS, **extras._WRITES}[statement]
     rows = [(run_id, *EACH[statement][0]) for run_id in SOME]
-    given = dict(zip("abcdefghijk", columns(rows, *types), strict=False))
+    given = dict(zip("abcdefghijkl", columns(rows, *types), strict=False))
     return given | ({"until": PARKED_UNTIL, "now": NOW} if statement in extras._READS else {})
 
 

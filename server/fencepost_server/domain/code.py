@@ -1,8 +1,8 @@
 """Code workflows on the server's side: what their definition says, and the nodes that stand for their ops.
 
 A code workflow has no nodes in its manifest. What a step, a child or an undo of it is made of comes with the command
-that asks for it, as options in the words of a manifest's node; ``op_node`` makes a node of them, so that steps, children
-and undoing are the same code for both kinds of workflows.
+that asks for it, as options in the words of a manifest's node; ``op_node`` makes a node of them, so that steps,
+children and undoing are the same code for both kinds of workflows.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ def op_node(kind: str, name: str, options: str) -> GraphNode:
 def _bases(kind: str, name: str) -> tuple[frozenset[str], dict[str, object]]:
     if kind == "step":
         return _STEP_OPTIONS, {"step": name}
+    if kind == "decide":
+        return frozenset(), {"step": "decide", "retry": {"max_attempts": 10, "max_delay": "30s"}}
     if kind == "local":
         return _LOCAL_OPTIONS, {"step": "local"}
     if kind == "child":

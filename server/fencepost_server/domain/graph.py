@@ -133,7 +133,9 @@ def compile_graph(canonical_manifest: str) -> Graph:
 def compile_manifest(manifest: Manifest) -> Graph:
     """From a valid manifest."""
     if manifest.code is not None:
-        decider = Decider(f"{manifest.workflow_id}@{manifest.compatibility_id}", manifest.code, manifest.compatibility_id)
+        decider = Decider(
+            f"{manifest.workflow_id}@{manifest.compatibility_id}", manifest.code, manifest.compatibility_id
+        )
         return Graph(
             manifest, manifest.hash, _compiled(manifest.input_schema), (), False, {}, {},
             _compiled(manifest.output_schema), decider,
@@ -225,7 +227,9 @@ def _mapping(node: Node) -> InputMapping | None:
     return node.input if isinstance(node, StepNode | ChildNode) else None
 
 
-def _compile(index: int, place: _Flat, flat: Sequence[_Flat], manifest: Manifest | None, sources: set[str]) -> GraphNode:
+def _compile(
+    index: int, place: _Flat, flat: Sequence[_Flat], manifest: Manifest | None, sources: set[str]
+) -> GraphNode:
     node = place.node
     undo = node.undo if isinstance(node, StepNode | ChildNode) else None
     own = node.output_schema if isinstance(node, StepNode | ChildNode | SignalNode) else None

@@ -304,7 +304,7 @@ class LeasedTask:
 
 
 DECIDE_TASK = 1
-"""The task of a code run that decides: named by the run's first event, for all its life, so that its token only grows."""
+"""The task of a code run that decides. It is named by the run's first event for all its life: its token only grows."""
 
 PARKED_UNTIL = datetime(9999, 1, 1, tzinfo=UTC)
 """When a task of a BLOCKED run may be taken: never, in a form that every column and clock takes."""

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
-from typing import Any
 
 from fencepost_server.domain.model import Failure, Payload
 
@@ -117,6 +116,7 @@ class Advance:
     value: object = None
     failure: Failure | None = None
     taken_signals: tuple[int, ...] = ()
+    ended_waits: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -171,7 +171,3 @@ class Decide:
     advance_no: int
     seen_seq: int
     compatibility_id: str
-
-
-Detail = dict[str, Any]
-"""``detail`` of the events of code runs, beside what graph runs have: op, node (a name for people), input_hash (hex)."""

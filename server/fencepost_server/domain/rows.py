@@ -7,7 +7,7 @@ is where in a run something happens: in which scope (0: the top sequence) and wh
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -23,6 +23,31 @@ class Place(NamedTuple):
 
 TOP = Place()
 """The top sequence."""
+
+
+@dataclass(slots=True)
+class Decider:
+    """Where the function of a code run is. Of its lease this knows while it is ``idle``; else its task's row does."""
+
+    advance_no: int = 0
+    """Of the last accepted Advance."""
+    digest: str = ""
+    """Of that, in hex: to know a repeat (I6)."""
+    seen_seq: int = 0
+    """Its seen_seq."""
+    idle: bool = False
+    """It has given its lease back, and waits for an event."""
+    token: int = 0
+    session: str = ""
+    """Who decided last."""
+    known: int = 0
+    """The last event that this session was told of."""
+    awaited: bool = False
+    """An event came while the run was paused."""
+    refusals: int = 0
+    """How often in a row its end was refused because of events that it had not seen."""
+    over: bool = False
+    """The function has ended, or has no say any more."""
 
 
 @dataclass(slots=True)
@@ -56,10 +81,26 @@ class Control:
     """How many activations were kept for a retry."""
     undone: bool = False
     """A step of it was undone: it can't go on any more."""
+    decider: Decider | None = None
+    """Of a code run."""
+    chain: str = ""
+    """The first run of the chain, if this is not the only one."""
+    previous_run: str = ""
+    """Whose work this run goes on with."""
+    next_run: str = ""
+    """Who goes on with the work of this run."""
 
     def to_json(self) -> str:
-        """As stored: what differs from a new one."""
-        return json.dumps({key: value for key, value in asdict(self).items() if value != _FRESH[key]})
+        """As stored: what differs from a new one. Written by each batch for each of its runs, so it is kept quick."""
+        value: dict[str, Any] = {}
+        for key, fresh in _FRESH:
+            mine = getattr(self, key)
+            if mine != fresh:
+                value[key] = mine
+        decider = self.decider
+        if decider is not None:
+            value["decider"] = [getattr(decider, key) for key in _DECIDER]
+        return json.dumps(value)
 
     @staticmethod
     def from_json(text: str) -> Control:
@@ -67,10 +108,13 @@ class Control:
         control = Control(**json.loads(text))
         if control.parent is not None:
             control.parent = (control.parent[0], control.parent[1])
+        if control.decider is not None:
+            control.decider = Decider(*control.decider)  # type: ignore[misc]  # an array, in JSON
         return control
 
 
-_FRESH = asdict(Control())
+_FRESH = tuple((key, value) for key, value in asdict(Control()).items())
+_DECIDER = tuple(field.name for field in fields(Decider))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +133,10 @@ class TaskExtra:
     """Of an UNDO: the task of the step that is undone; 0 for a child."""
     acted: bool = False
     """An attempt was made before an operator's retry, from which attempts count anew."""
+    plan: tuple[str, str, str] | None = None
+    """Of an op of a code run: a domain.code.Plan."""
+    origin: str = ""
+    """Of an UNDO: the run of the chain whose step is undone, if it is another one."""
 
     @property
     def place(self) -> Place:
@@ -108,7 +156,9 @@ class TaskExtra:
         if text is None:
             return PLAIN
         value = json.loads(text)
-        return TaskExtra(**{**value, "kind": TaskKind(value.get("kind", TaskKind.STEP))})
+        plan = value.get("plan")
+        kind = TaskKind(value.get("kind", TaskKind.STEP))
+        return TaskExtra(**{**value, "kind": kind, "plan": None if plan is None else tuple(plan)})
 
 
 PLAIN = TaskExtra()
@@ -176,6 +226,10 @@ class UndoRow:
     token: int
     scope_id: int
     item: int
+    plan: str | None = None
+    """JSON of a plan, of an op of a code run."""
+    origin: str | None = None
+    """The run of the chain that it was a step of, if that is another one: where its input and output are."""
 
 
 def stopped_task(task: TaskRow) -> str:

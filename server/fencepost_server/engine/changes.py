@@ -9,6 +9,7 @@ from typing import Any
 
 from fencepost_server.domain.errors import FencepostError
 from fencepost_server.domain.model import LeasedTask, RunRow, TaskRow
+from fencepost_server.domain.ops import HistoryEvent
 from fencepost_server.domain.rows import ScopeRow
 from fencepost_server.engine.operations import (
     Answer,
@@ -48,6 +49,7 @@ class NewRun:
     request_key: str
     attributes: str | None
     parent_run_id: str | None
+    chain_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class Changes:
     """(session_id, run_id, task_id, token, reason) of leases that somebody else than their holder ended."""
     cancelled: list[tuple[str, str, int, int, str, float]] = field(default_factory=list)
     """(session_id, run_id, task_id, token, reason, seconds) of leases whose holders should stop."""
+    pushed: list[Push] = field(default_factory=list)
     ready: list[Ready] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     blocked: list[Blocked] = field(default_factory=list)
@@ -119,6 +122,12 @@ Eager = Callable[[Report, RunRow, str, str], int | None]
 """May the session of a report take the next step of its run (queue, handler) at once? Its depth, or None."""
 
 
+Sticky = Callable[[str], WorkerSession | None]
+"""By its id: the session to lease the DECIDE task of a run that it decided last; None if it can't take it."""
+Push = tuple[str, str, int, int, int, tuple[HistoryEvent, ...]]
+"""session_id, run_id, task_id, token; the number of the event before; new events of a run that the session holds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits that decisions keep."""
@@ -128,6 +137,7 @@ class Limits:
     max_map_items: int
     max_pending_signals: int
     cancel_grace: float
+    max_history_events: int
 
 
 Told = tuple[list[tuple[Report, Answer]], list[LeasedTask]]

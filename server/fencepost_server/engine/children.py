@@ -43,12 +43,18 @@ async def schedule(ctx: RunContext, node: GraphNode, child: ChildNode, place: Pl
         detail={"child": run_id, "workflow": child.workflow}, place=place,
     )  # fmt: skip
     where = {"node": node.index, "scope": place.scope, "item": place.item, "seq": value.seq, "size": value.size}
+    start(ctx, seq, run_id, child.workflow, where)
+
+
+def start(ctx: RunContext, seq: int, run_id: str, workflow: str, where: dict[str, Any]) -> None:
+    """Write a child down, and send for it. ``where`` is what its row tells of the node that starts it."""
+    run, control = ctx.run, ctx.control
     ctx.changes.rows.add("insert_child", run.run_id, seq, run_id, json.dumps(where))
     control.open_children += 1
     control.extras = True
     body = {
-        "parent_seq": seq, "workflow": child.workflow, "input_seq": value.seq, "user_id": run.user_id,
-        "priority": run.priority, "depth": control.depth + 1, "size": value.size,
+        "parent_seq": seq, "workflow": workflow, "input_seq": where["seq"], "user_id": run.user_id,
+        "priority": run.priority, "depth": control.depth + 1, "size": where["size"],
     }  # fmt: skip
     ctx.send(run_id, MessageKind.START_CHILD, seq, body)
 
@@ -128,8 +134,14 @@ async def take_up(ctx: RunContext, left: list[ChildRow]) -> None:
 
 def _left_alone(ctx: RunContext, child: ChildRow) -> bool:
     """Nobody waits for such a child once its parent ends."""
-    node = ctx.graph.nodes[_where(child)[0]].node
+    node = ctx.node(_where(child)[0], _plan(child)).node
     return isinstance(node, ChildNode) and node.on_parent_end == "abandon"
+
+
+def _plan(child: ChildRow) -> list[str] | None:
+    """Of a child of a code run: what stands for its node."""
+    plan: list[str] | None = json.loads(child.place).get("plan")
+    return plan
 
 
 def _where(child: ChildRow) -> tuple[int, Place, Value]:
@@ -140,7 +152,7 @@ def _where(child: ChildRow) -> tuple[int, Place, Value]:
 
 async def _ended(ctx: RunContext, child: ChildRow, outcome: _Outcome) -> None:
     index, place, value = _where(child)
-    node = ctx.graph.nodes[index]
+    node = ctx.node(index, _plan(child))
     ctx.changes.rows.add("delete_child", child.run_id, child.seq)
     ctx.control.open_children -= 1
     ctx.control.began = True
@@ -154,7 +166,9 @@ async def _ended(ctx: RunContext, child: ChildRow, outcome: _Outcome) -> None:
         "CHILD_FAILED", f"child run {outcome.run_id} is {outcome.state.name}{why}", None, node.id,
     )  # fmt: skip
     _event(ctx, node, child, outcome.state, place, failure=failure)
-    if ctx.is_ending:
+    if ctx.graph.code is not None:  # its function is told
+        await ending.go_on(ctx)
+    elif ctx.is_ending:
         ending.stop_at(ctx, index, place, value, entering=True)
         await ending.go_on(ctx)
     else:
@@ -173,7 +187,7 @@ async def _completed(
         await ending.fail_node(ctx, node, place, value, "OUTPUT_SCHEMA_MISMATCH", message)
         return
     if node.undo is not None:
-        undoing.remember_child(ctx, node, ended_seq, place, value)
+        undoing.remember_child(ctx, node, ended_seq, place, value, _plan(child))
     output = Value(ended_seq, payload.size, payload)
     if ctx.is_ending:
         ending.stop_at(ctx, node.index, place, output, entering=False)
@@ -195,6 +209,8 @@ def _event(
     detail: dict[str, Any] = {"child": child.child_run_id, "state": int(state)}
     if failure is not None:
         detail["failure"] = failure_json(failure)
+    if ctx.graph.code is not None:
+        detail["node"] = node.id
     return ctx.event(
         EventType.CHILD_ENDED, node_index=node.index, task_id=child.seq, payload=payload, detail=detail, place=place
     )

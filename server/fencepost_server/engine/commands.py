@@ -23,7 +23,7 @@ from fencepost_server.domain.model import EventType, Failure, FailureKind, RunSt
 from fencepost_server.domain.nodes import SignalNode, StepNode
 from fencepost_server.domain.rows import TOP, Place, TaskExtra, TimerRow, restarted_task
 from fencepost_server.domain.transitions import RunEvent, Verdict
-from fencepost_server.engine import children, ending, flow, offering, steps, undoing
+from fencepost_server.engine import children, deciding, ending, flow, offering, steps, undoing
 from fencepost_server.engine.changes import Ready
 from fencepost_server.engine.context import Rows, RunContext, Value
 from fencepost_server.engine.operations import Command, Commanded, CommandKind, Fire
@@ -37,6 +37,7 @@ _EVENTS = {
     CommandKind.RESUME: RunEvent.RESUME,
     CommandKind.RETRY: RunEvent.RETRY,
     CommandKind.REMOVE: RunEvent.REMOVE,
+    CommandKind.OFFER: RunEvent.RETRY,
 }
 
 
@@ -48,8 +49,10 @@ async def command(ctx: RunContext, command: Command) -> Commanded | FencepostErr
         rows = await ctx.read("request", ctx.run.run_id, command.request_id)
         if rows:
             return _remembered(command, *rows[0])
+    if ctx.state is RunState.CONTINUED and ctx.plain is not None and ctx.plain.next_run:
+        return Commanded(ctx.state, next_run=ctx.plain.next_run)
     event = _EVENTS[command.kind]
-    verdict = ctx.verdict(event)
+    verdict = Verdict.ACT if command.kind is CommandKind.OFFER else ctx.verdict(event)
     if verdict is Verdict.REFUSE:
         return _illegal(ctx, event)
     answer: Commanded | FencepostError | None = None
@@ -111,6 +114,8 @@ async def _act(ctx: RunContext, command: Command) -> Commanded | FencepostError 
             return await _retry(ctx, command)
         case CommandKind.REMOVE:
             await _remove(ctx)
+        case CommandKind.OFFER:
+            return await deciding.offered(ctx, command.reason)
     return None
 
 
@@ -123,7 +128,7 @@ async def _signal(ctx: RunContext, command: Command) -> Commanded | FencepostErr
             message = f"the payload breaks the schema of signal {command.name!r}"
             return InputSchemaMismatch(message, violations=faults)
     waits: Rows = []
-    if control.open_waits and not control.paused and not ctx.is_ending:
+    if ctx.graph.code is None and control.open_waits and not control.paused and not ctx.is_ending:
         waits = await ctx.read("wait", run.run_id, command.name)
     if not waits and control.signals >= ctx.env.limits.max_pending_signals:
         return TooManySignals(f"the run holds {control.signals} signals already")
@@ -147,7 +152,10 @@ async def _resume(ctx: RunContext, command: Command) -> None:
     control.paused = False
     ctx.event(EventType.RUN_RESUMED, detail={"reason": command.reason})
     _hint(ctx, await ctx.read("unpark", ctx.run.run_id))
-    await _take_signals(ctx)
+    if ctx.graph.code is not None:
+        deciding.resumed(ctx)
+    else:
+        await _take_signals(ctx)
     if control.extras:
         for row in await ctx.read("fired_timers", ctx.run.run_id):
             if ctx.is_ending or ctx.state.final:  # what is left stays where it is, for a retry
@@ -272,7 +280,8 @@ def _restart(ctx: RunContext, task: TaskRow) -> None:
 
 async def _remove(ctx: RunContext) -> None:
     """The definition of the run was removed: its steps are fenced off at once, what they did is undone (I9)."""
-    if ctx.is_ending:
+    if ctx.control.ending is not None:
+        await deciding.fence(ctx, "DEFINITION_REMOVED")
         await ending.fence_tasks(ctx)
         return
     message = f"definition {ctx.run.definition_hash.hex()} of workflow {ctx.run.workflow_id!r} was removed"
@@ -311,7 +320,7 @@ async def fire(ctx: RunContext, fire: Fire) -> None:
 
 def _fired(ctx: RunContext, timer: TimerRow) -> None:
     where = json.loads(timer.place)
-    of_run = timer.kind in (TimerKind.RUN_TIMEOUT, TimerKind.START_DELAY)
+    of_run = timer.kind in (TimerKind.RUN_TIMEOUT, TimerKind.START_DELAY, TimerKind.GRACE)
     ctx.event(
         EventType.TIMER_FIRED, node_index=None if of_run else where["node"], task_id=timer.seq,
         detail={"kind": timer.kind}, place=Place(where["scope"], where["item"]),
@@ -321,7 +330,6 @@ def _fired(ctx: RunContext, timer: TimerRow) -> None:
 async def _due(ctx: RunContext, timer: TimerRow) -> None:
     """What a timer does. That one of a paused run fired is an event already."""
     where = json.loads(timer.place)
-    node = ctx.graph.nodes[where["node"]]
     place, value = Place(where["scope"], where["item"]), Value(where["seq"], where["size"])
     kind = TimerKind(timer.kind)
     control = ctx.control
@@ -331,18 +339,24 @@ async def _due(ctx: RunContext, timer: TimerRow) -> None:
     if kind is TimerKind.PUT_OFF:
         control.open_waits -= 1
         go = ctx.enter if where["enter"] else ctx.leave
-        go(node.index, place, value)
+        go(where["node"], place, value)
         return
     if not where.get("fired"):
         _fired(ctx, timer)
     if kind is TimerKind.SLEEP:
         control.open_waits -= 1
         control.began = True
-        ctx.leave(node.index, place, value)
+        ctx.leave(where["node"], place, value)
     elif kind is TimerKind.START_DELAY:
         control.open_waits -= 1
         ctx.enter(0, TOP, value)
+    elif kind is TimerKind.GRACE:
+        await deciding.grace_over(ctx)
+    elif kind is TimerKind.SIGNAL_TIMEOUT and ctx.graph.code is not None:
+        ctx.changes.rows.add("end_wait", ctx.run.run_id, timer.seq)
+        control.open_waits -= 1
     elif kind is TimerKind.SIGNAL_TIMEOUT:
+        node = ctx.graph.nodes[where["node"]]
         signal = node.node
         assert isinstance(signal, SignalNode)  # only such nodes have this timeout
         ctx.changes.rows.add("delete_wait", ctx.run.run_id, timer.seq, signal.signal)
@@ -363,7 +377,7 @@ async def _step_timed_out(ctx: RunContext, timer: TimerRow, kind: TimerKind, tas
     if kind is TimerKind.QUEUE_TIMEOUT and task.token > 0:  # a worker had it, also if it came back
         return
     _fired(ctx, timer)
-    step = ctx.graph.nodes[task.node_index].node
+    step = ctx.node(task.node_index, TaskExtra.from_json(task.extra).plan).node
     assert isinstance(step, StepNode)  # only steps have these timeouts
     seconds = step.queue_timeout_seconds if kind is TimerKind.QUEUE_TIMEOUT else step.total_timeout_seconds
     await steps.timed_out(ctx, task, kind, seconds or 0.0)

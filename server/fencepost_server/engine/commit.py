@@ -29,7 +29,7 @@ from fencepost_server.domain.graph import Graph
 from fencepost_server.domain.model import Ended
 from fencepost_server.engine import delivery
 from fencepost_server.engine.catalog import Catalog
-from fencepost_server.engine.changes import Changes, Eager, Limits, Rows
+from fencepost_server.engine.changes import Changes, Eager, Limits, Rows, Sticky
 from fencepost_server.engine.context import Environment, UndoOrders
 from fencepost_server.engine.fold import Act, Fold, Folding
 from fencepost_server.engine.keys import REQUEST_ID, Keys, dedupe_key_of, has_keys, keys_of
@@ -53,10 +53,13 @@ class Decided:
 class Committer:
     """Commits batches. ``eager`` decides on leasing the next step at once; ``told`` gets every committed batch."""
 
-    def __init__(self, config: Config, catalog: Catalog, eager: Eager, told: Callable[[Decided], None]) -> None:
+    def __init__(
+        self, config: Config, catalog: Catalog, eager: Eager, sticky: Sticky, told: Callable[[Decided], None]
+    ) -> None:
         self._config = config
         self._catalog = catalog
         self._eager = eager
+        self._sticky = sticky
         self._told = told
         self._limits = Limits(
             config.free_redeliveries,
@@ -64,6 +67,7 @@ class Committer:
             config.max_map_items,
             config.max_pending_signals,
             config.cancel_grace,
+            config.max_history_events,
         )
         self._undo_orders = UndoOrders()
         self.after_commit: Callable[[], Awaitable[None]] | None = None
@@ -92,7 +96,9 @@ class Committer:
         again = [op.run_id for op in starts if op.again]
         locked = await batch.lock_and_read(
             session,
-            {(op.namespace, op.workflow_id) for op in starts} | delivery.workflows(delivers),
+            {(op.namespace, op.workflow_id) for op in starts}
+            | delivery.workflows(delivers)
+            | {(op.namespace, op.workflow_id) for op in reports if op.workflow_id},
             {op.run_id for op in acts},
             {(op.run_id, op.task_id) for op in reports},
             skip_locked=skip_locked,
@@ -106,11 +112,16 @@ class Committer:
         changes = Changes(locked.clock.now)
         if delivers:
             acts = await delivery.deliverable(session, acts, changes)
-        graphs = await self._catalog.graphs(session, {run.definition_hash for run in locked.runs.values()})
+        going_on = {(op.namespace, op.workflow_id) for op in reports if op.workflow_id}
+        active = {key: locked.active[key] for key in going_on if key in locked.active}
+        graphs = await self._catalog.graphs(
+            session, {run.definition_hash for run in locked.runs.values()} | set(active.values())
+        )
         fold = Fold(
             Environment(
                 locked.clock.now, locked.clock.epoch, self._hold_until(locked.clock), self._limits, random.random,
-                self._eager, changes, self._undo_orders,
+                self._eager, changes, self._undo_orders, self._sticky,
+                {key: graphs[hash_] for key, hash_ in active.items() if not graphs[hash_].broken},
             ),
             locked.runs, locked.tasks, await _read_outcomes(session, reports, locked), graphs,
         )  # fmt: skip
@@ -276,7 +287,10 @@ async def _write(session: Session, changes: Changes) -> None:
     """Write what was decided since the last time. It travels with what is sent next: the commit, or what is read."""
     rows = changes.take_rows()
     if rows.new_runs:
-        new = [(run.row, run.request_key, run.attributes, run.parent_run_id) for run in rows.new_runs.values()]
+        new = [
+            (run.row, run.request_key, run.attributes, run.parent_run_id, run.chain_id)
+            for run in rows.new_runs.values()
+        ]
         await batch.insert_runs(session, new, changes.now)
     if rows.changed_runs:
         await batch.update_runs(session, rows.changed_runs.values())

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from fencepost_server.domain.graph import Graph, Work
+from fencepost_server.domain.code import op_node
+from fencepost_server.domain.graph import Graph, GraphNode, Work
 from fencepost_server.domain.jsontext import parse
 from fencepost_server.domain.model import (
     Ended,
@@ -28,13 +29,19 @@ from fencepost_server.domain.model import (
     TaskRow,
     TimerKind,
 )
+from fencepost_server.domain.ops import HistoryEvent
 from fencepost_server.domain.rows import TOP, Control, Place, ScopeRow, TaskExtra
 from fencepost_server.domain.transitions import RunEvent, Verdict, verdict
-from fencepost_server.engine.changes import Changes, Eager, Limits, Ready
+from fencepost_server.engine.changes import Changes, Eager, Limits, Ready, Sticky
 from fencepost_server.engine.operations import MessageKind, Report
 from fencepost_server.store.extras import Need
 
 Rows = list[tuple[Any, ...]]
+_INPUTS = frozenset(
+    (EventType.STEP_COMPLETED, EventType.STEP_FAILED, EventType.TIMER_FIRED, EventType.SIGNAL_RECEIVED,
+     EventType.CHILD_ENDED, EventType.RUN_ENDING)
+)  # fmt: skip
+"""What the function of a code run waits for."""
 _UNDO_ORDERS = 2000
 
 
@@ -63,6 +70,9 @@ class Environment:
     eager: Eager
     changes: Changes
     undo_orders: UndoOrders
+    sticky: Sticky
+    active: Mapping[tuple[str, str], Graph]
+    """The definitions that runs which continue as new begin with, by namespace and workflow."""
 
 
 class UndoOrders:
@@ -121,9 +131,11 @@ class RunContext:
         "ended",
         "env",
         "graph",
+        "inputs",
         "next_undo",
         "now", "output_size",
         "plain",
+        "recent",
         "report",
         "run",
         "tasks",
@@ -152,6 +164,10 @@ class RunContext:
         self._payloads: dict[int, Payload] | None = None
         self._sources: dict[int, object] | None = None
         self._recorded: dict[tuple[int, int, int], int] | None = None
+        self.inputs = False
+        """An event was added that the function of a code run has to see."""
+        self.recent: list[HistoryEvent] = []
+        """Of a code run: the events that this batch has added."""
         self.output_size = 0
         """About the bytes of the run's output, once it has one."""
         self.written = 0
@@ -174,18 +190,30 @@ class RunContext:
         return self.plain
 
     def verdict(self, event: RunEvent) -> Verdict:
-        """What an event does to the run as it is."""
+        """What an event does to the run as it is. To a code run that cleans up, what it waits for still happens."""
+        if event in (RunEvent.TIMER, RunEvent.CHILD_ENDED) and self.state is RunState.ENDING and not self.is_ending:
+            return Verdict.ACT
         undo_failed = self.plain is not None and self.plain.undo_failed
         return verdict(self.state, event, undo_failed=undo_failed)
 
     def work(self, task: TaskRow, extra: TaskExtra) -> Work:
         """What a task is made of."""
-        return self.graph.work(task.node_index, undo=extra.kind is TaskKind.UNDO)
+        node = self.node(task.node_index, extra.plan)
+        work = node.undo if extra.kind is TaskKind.UNDO else node.work
+        assert work is not None  # tasks are made of nodes that have it
+        return work
+
+    def node(self, index: int, plan: Sequence[str] | None) -> GraphNode:
+        """A node of the graph; of a code run, the one that stands for an op."""
+        return self.graph.nodes[index] if plan is None else op_node(*plan)
 
     @property
     def is_ending(self) -> bool:
-        """Nothing new is begun any more."""
-        return self.plain is not None and self.plain.ending is not None
+        """Nothing new is begun any more. A code run still decides, for its clean-up, until its function has ended."""
+        control = self.plain
+        if control is None or control.ending is None:
+            return False
+        return control.decider is None or control.decider.over
 
     # What has to be read
 
@@ -334,10 +362,40 @@ class RunContext:
             self.written += payload.size
         if place is not TOP and place != TOP:
             detail = {**(detail or {}), "scope": place.scope, "item": place.item}
+        if self.graph.code is not None:
+            return self._code_event(seq, kind, task_id, token, attempt, input_seq, digest, payload, detail)
         self.changes.rows.events.append(
             (run.run_id, seq, kind, run.last_event_at, node_index, task_id, token, attempt, input_seq, digest,
              json_text, binary, metadata, None if detail is None else json.dumps(detail))
         )  # fmt: skip
+        self.touch()
+        return seq
+
+    def _code_event(
+        self,
+        seq: int,
+        kind: EventType,
+        task_id: int | None,
+        token: int | None,
+        attempt: int | None,
+        input_seq: int | None,
+        digest: bytes | None,
+        payload: Payload | None,
+        detail: dict[str, Any] | None,
+    ) -> int:
+        """As ``event``, of a code run: it has no nodes, and its function is to see what it waits for."""
+        at = self.run.last_event_at
+        text = None if detail is None else json.dumps(detail)
+        json_text, binary, metadata = (
+            (None, None, None) if payload is None else (payload.json, payload.binary, payload.metadata)
+        )
+        self.changes.rows.events.append(
+            (self.run.run_id, seq, kind, at, None, task_id, token, attempt, input_seq, digest, json_text, binary,
+             metadata, text)
+        )  # fmt: skip
+        self.recent.append(HistoryEvent(seq, kind, at, task_id, token, attempt, payload, text))
+        if kind in _INPUTS:
+            self.inputs = True
         self.touch()
         return seq
 
@@ -356,7 +414,8 @@ class RunContext:
             return
         if control.ending is None and not self.state.final:  # how a run that ends fares is decided there
             run.state = _open_state(control)
-        text = None if self.state.final and control.ending is None and control.parent is None else control.to_json()
+        kept = control.ending is not None or control.parent is not None or control.decider is not None
+        text = None if self.state.final and not kept else control.to_json()
         if text != run.control:
             run.control = text
             self.touch()
@@ -406,6 +465,9 @@ def _open_state(control: Control) -> RunState:
         return RunState.PAUSED
     if control.blocked:
         return RunState.BLOCKED
+    if control.decider is not None:
+        waits = control.decider.idle and not control.open_steps
+        return RunState.WAITING if waits else RunState.RUNNING if control.began else RunState.PENDING
     if control.open_steps == 0 and (control.open_waits or control.open_children):
         return RunState.WAITING
     return RunState.RUNNING if control.began else RunState.PENDING

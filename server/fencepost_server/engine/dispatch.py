@@ -15,10 +15,14 @@ from dataclasses import dataclass
 
 from fencepost_server.config import Config
 from fencepost_server.domain.errors import DatabaseUnavailable
-from fencepost_server.domain.model import Failure, LeasedTask, RunRow
-from fencepost_server.domain.rows import TaskExtra
+from fencepost_server.domain.graph import Graph
+from fencepost_server.domain.model import Failure, LeasedTask, RunRow, TaskKind
+from fencepost_server.domain.ops import Decide
+from fencepost_server.domain.rows import Control, Decider, TaskExtra
 from fencepost_server.engine.catalog import Catalog
 from fencepost_server.engine.changes import Ready
+from fencepost_server.engine.context import Rows
+from fencepost_server.engine.deciding import history_event
 from fencepost_server.engine.loops import Loop
 from fencepost_server.engine.operations import Report, ReportKind, WorkerSession
 from fencepost_server.store import tasks
@@ -29,6 +33,8 @@ Place = tuple[str, str, str, int]
 """namespace, queue, handler, priority."""
 
 
+DECIDE_SIDE = "/decide"
+"""What the key of a session's side for DECIDE tasks has behind the session's id."""
 _NO_LEVEL = 1 << 15
 
 
@@ -63,18 +69,22 @@ class Dispatcher:
         self._report = report
         self.on_ambiguous: Callable[[], None] | None = None
         """Called when it is not known whether a claim was committed."""
+        self.on_decider: Callable[[WorkerSession], None] | None = None
+        """Called with the DECIDE side of each session that comes."""
         self.loop = Loop("dispatch", self.run_once)
 
     # What there is
 
     def add(self, session: WorkerSession) -> None:
         """A session that may take tasks."""
-        self._sessions[session.session_id] = session
+        self._sessions[session.key] = session
+        if self.on_decider is not None and session.key.endswith(DECIDE_SIDE):
+            self.on_decider(session)
         self.loop.wake()
 
     def remove(self, session: WorkerSession) -> None:
         """A session that takes no more."""
-        self._sessions.pop(session.session_id, None)
+        self._sessions.pop(session.key, None)
 
     @property
     def sessions(self) -> Sequence[WorkerSession]:
@@ -84,6 +94,11 @@ class Dispatcher:
     def session(self, session_id: str) -> WorkerSession | None:
         """The session of that id, if it is this server's."""
         return self._sessions.get(session_id)
+
+    def sticky(self, session_id: str) -> WorkerSession | None:
+        """The session that decided a run last, if it can take the run's DECIDE task."""
+        session = self._sessions.get(session_id + DECIDE_SIDE)
+        return session if session is not None and not self.draining and session.open and session.room() > 0 else None
 
     def hint(self, ready: Iterable[Ready]) -> None:
         """Work became ready, or will be."""
@@ -229,13 +244,14 @@ class Dispatcher:
         given: dict[str, list[LeasedTask]] = {}
         unsent: list[Claimed | LeasedTask] = []
         try:
+            histories = await self._histories(claimed)
             for task in claimed:
                 graph = await self._catalog.graph(self._database, task.definition_hash)
                 if graph.broken:  # its run is blocked when the task comes back
                     unsent.append(task)
                     continue
                 given.setdefault(task.session_id, []).append(
-                    _leased(task, namespace, graph.node_id(task.node_index), frames[task.session_id])
+                    _leased(task, namespace, graph, frames[task.session_id], histories)
                 )
         except Exception:
             self.give_back(namespace, claimed)
@@ -245,18 +261,42 @@ class Dispatcher:
         if unsent:
             self.give_back(namespace, unsent)
 
+    async def _histories(self, claimed: list[Claimed]) -> dict[str, tuple[Decider, int, Rows]]:
+        """What DECIDE tasks bring: where the function is, what the session knows already, and what it does not."""
+        deciding: list[tuple[str, Decider, int]] = []
+        for task in claimed:
+            if task.control is None or TaskExtra.from_json(task.extra).kind is not TaskKind.DECIDE:
+                continue
+            decider = Control.from_json(task.control).decider
+            if decider is not None:
+                known = decider.known if decider.session == task.session_id else 0
+                deciding.append((task.run_id, decider, known))
+        if not deciding:
+            return {}
+        pages = await tasks.histories(self._database, [(run_id, known) for run_id, _decider, known in deciding])
+        return {run_id: (decider, known, page) for (run_id, decider, known), page in zip(deciding, pages, strict=True)}
+
     def give_back(self, namespace: str, unsent: Iterable[Claimed | LeasedTask]) -> None:
         """Tasks that were leased but are on no stream become ready again, and get their attempt back."""
         self._report([Report(ReportKind.UNDELIVERED, t.run_id, t.task_id, t.token, namespace) for t in unsent])
 
 
-def _leased(task: Claimed, namespace: str, node_id: str, frame_id: int) -> LeasedTask:
+def _leased(
+    task: Claimed, namespace: str, graph: Graph, frame_id: int, histories: dict[str, tuple[Decider, int, Rows]]
+) -> LeasedTask:
     extra = TaskExtra.from_json(task.extra)
+    node_id = graph.node_id(task.node_index) if extra.plan is None else extra.plan[1]
+    decide = None
+    if extra.kind is TaskKind.DECIDE and graph.code is not None:
+        decider, known, page = histories[task.run_id]
+        events = tuple(history_event(row) for row in page)
+        last = events[-1].seq if events else known
+        decide = Decide(events, known, last, decider.advance_no, decider.seen_seq, graph.code.compatibility_id)
     return LeasedTask(
         task.run_id, task.task_id, task.token, namespace, task.workflow_id, task.definition_hash, task.handler,
         task.queue, task.priority, node_id, task.attempt, task.lease_ms / 1000,
         None if task.timeout_ms is None else task.timeout_ms / 1000, task.input,
         None if task.feedback is None else Failure.from_json(task.feedback), task.user_id, 0, frame_id,
         extra.kind, task.checkpoint, None if extra.output_seq is None else task.undo_output, extra.unfinished,
-        extra.step,
+        extra.step, decide,
     )  # fmt: skip

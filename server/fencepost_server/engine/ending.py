@@ -22,7 +22,7 @@ from fencepost_server.domain.model import (
 )
 from fencepost_server.domain.nodes import ChildNode
 from fencepost_server.domain.rows import ChildRow, Control, Place, TaskExtra, stopped_task
-from fencepost_server.engine import undoing
+from fencepost_server.engine import deciding, undoing
 from fencepost_server.engine.context import Activation, RunContext, Value, failure_json
 from fencepost_server.engine.operations import MessageKind
 
@@ -73,6 +73,14 @@ async def begin(
     assert not ctx.state.final  # final states absorb (I4)
     control = ctx.control
     first = control.ending is None
+    if control.decider is not None and not control.decider.over:
+        if not fence:
+            if first:
+                await deciding.asked_to_end(
+                    ctx, state, failure, ctx.env.limits.cancel_grace if grace is None else grace
+                )
+            return
+        await deciding.fence(ctx, "RUN_ENDED")
     if first:
         failure = replace(failure, feedback=None)
         ctx.run.failure = failure.to_json()
@@ -80,7 +88,7 @@ async def begin(
         control.ending = {
             "state": int(state),
             "failure": failure_json(failure),
-            "retryable": retryable and state is RunState.FAILED,
+            "retryable": retryable and state is RunState.FAILED and ctx.graph.code is None,
         }
         control.paused = control.blocked = False
     if over is not None:
@@ -92,12 +100,18 @@ async def begin(
         if control.open_steps or control.open_children or control.undos:
             detail = {"state": int(state), "failure": failure_json(failure), "grace": grace}
             ctx.event(EventType.RUN_ENDING, detail=detail)
-        if control.open_steps:
-            reason = "RUN_CANCELLED" if state is RunState.CANCELLED else "RUN_ENDED"
-            await _stop_tasks(ctx, 0.0 if fence else grace, reason)
-        if control.extras:
-            await _stop_extras(ctx, control)
+        await stop_open(ctx, 0.0 if fence else grace)
     await go_on(ctx)
+
+
+async def stop_open(ctx: RunContext, grace: float) -> None:
+    """Nothing follows any more from what is open: steps have ``grace`` seconds, timers stop, children are told."""
+    control = ctx.control
+    if control.open_steps:
+        cancelled_run = control.ending is not None and control.ending["state"] == RunState.CANCELLED
+        await _stop_tasks(ctx, grace, "RUN_CANCELLED" if cancelled_run else "RUN_ENDED")
+    if control.extras:
+        await _stop_extras(ctx, control)
 
 
 async def fence_tasks(ctx: RunContext) -> None:
@@ -111,7 +125,7 @@ async def _stop_tasks(ctx: RunContext, grace: float, reason: str) -> None:
     for row in await ctx.read("open_tasks", ctx.run.run_id):
         task = TaskRow(*row)
         extra = TaskExtra.from_json(task.extra)
-        if extra.kind is TaskKind.UNDO:
+        if extra.kind is not TaskKind.STEP:
             continue
         if task.lease_session is None or grace <= 0:
             ctx.revoke(task, reason)
@@ -124,10 +138,10 @@ async def _stop_tasks(ctx: RunContext, grace: float, reason: str) -> None:
 
 def cancelled(ctx: RunContext, task: TaskRow, extra: TaskExtra, digest: bytes | None = None) -> None:
     """An open step is over, because its run is. ``digest`` is of the report that brought it back, for repeats (I6)."""
-    node = ctx.graph.nodes[task.node_index]
+    node = ctx.node(task.node_index, extra.plan)
     seq = ctx.event(
         EventType.STEP_CANCELLED, node_index=task.node_index, task_id=task.task_id, token=task.token or None,
-        digest=digest or None, place=extra.place,
+        digest=digest or None, place=extra.place, detail=None if extra.plan is None else {"node": node.id},
     )  # fmt: skip
     step_over(ctx, node, seq, task, extra)
 
@@ -183,7 +197,8 @@ def _on_parent_end(ctx: RunContext, child: ChildRow) -> str:
     """What becomes of a child; if the definition can't be read, what is the default."""
     if ctx.graph.broken:
         return "cancel"
-    node = ctx.graph.nodes[json.loads(child.place)["node"]].node
+    where = json.loads(child.place)
+    node = ctx.node(where["node"], where.get("plan")).node
     assert isinstance(node, ChildNode)  # children are started by such nodes
     return node.on_parent_end
 
@@ -192,6 +207,8 @@ async def go_on(ctx: RunContext) -> None:
     """Of a run that is ending: when nothing is under way any more, undo what there is to undo, then end."""
     control = ctx.control
     if control.ending is None or control.open_steps or control.open_children or control.undo_failed:
+        return
+    if not ctx.is_ending:  # a code run cleans up
         return
     if control.undos:
         if control.ending["retryable"]:
@@ -221,7 +238,7 @@ def stop_at(ctx: RunContext, index: int, place: Place, value: Value, *, entering
 async def terminate(ctx: RunContext, reason: str) -> None:
     """The run ends at once: leases are gone, nothing is undone."""
     control = ctx.control
-    if control.open_steps:
+    if control.open_steps or control.decider is not None:
         for row in await ctx.read("open_tasks", ctx.run.run_id):
             task = TaskRow(*row)
             ctx.revoke(task, "RUN_TERMINATED")
@@ -249,6 +266,9 @@ def end(ctx: RunContext, state: RunState) -> None:
     if control is None:
         return
     control.undo_failed = control.paused = control.blocked = False
+    if control.decider is not None:
+        control.decider.over = True
+        control.decider.idle = False
     keep = state is RunState.FAILED and control.ending is not None and control.ending["retryable"]
     if not keep:
         control.open_steps = control.open_waits = control.open_children = control.undos = control.signals = 0

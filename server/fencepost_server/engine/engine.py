@@ -26,6 +26,7 @@ from fencepost_server.engine.firing import Firing
 from fencepost_server.engine.leases import Adopted, Closer, Renewer, Sweeper
 from fencepost_server.engine.loops import Loop
 from fencepost_server.engine.notify import Listener, Notifier, Stop
+from fencepost_server.engine.offers import Offers
 from fencepost_server.engine.operations import (
     Command,
     CommandKind,
@@ -65,7 +66,7 @@ class Engine:
         self.reads = Database(config, "reads", config.read_pool_size)
         self.catalog = Catalog()
         self.dispatcher = Dispatcher(config, self.database, self.catalog, self.report)
-        self.committer = Committer(config, self.catalog, self.dispatcher.eager, self._told)
+        self.committer = Committer(config, self.catalog, self.dispatcher.eager, self.dispatcher.sticky, self._told)
         self.lanes = [Lane[Operation](str(n), config, self.committer.work) for n in range(config.lanes)]
         self.watches = Watches(config, self.database)
         self.renewer = Renewer(config, self.database)
@@ -77,6 +78,8 @@ class Engine:
         self.notifier = Notifier(config, self.database, self.server_id)
         self.firing = Firing(config, self.database, self.start_run, self.submit)
         self.listener = Listener(config, self.server_id, self.dispatcher.hint, self._ended, self._stop)
+        self.offers = Offers(self.database, self.submit)
+        self.dispatcher.on_decider = self.offers.came
         self.remover = Remover(self.database, self.reads, self.submit)
         self.retention = Retention(config, self.database)
         self.blocked = BlockedRuns()
@@ -94,6 +97,7 @@ class Engine:
             self.outbox.loop,
             self.firing.loop,
             self.remover.loop,
+            self.offers.loop,
             self.retention.loop,
             Loop("probe", self.probe_once),
             Loop("housekeeping", self.housekeep_once),
@@ -166,7 +170,7 @@ class Engine:
         """Queue something asked of a run; its ``result`` is set after the commit. Raises Overloaded, ServerDraining."""
         if self.draining:
             raise ServerDraining("this server is shutting down")
-        if not command.request_id and command.kind is not CommandKind.REMOVE:
+        if not command.request_id and command.kind not in (CommandKind.REMOVE, CommandKind.OFFER):
             # A lane repeats it when its commit got no answer: a signal would be two, a retry would be refused.
             command.request_id = f"~{uuid.uuid4()}"
         self._lane(command.run_id).submit_one(command)
@@ -238,6 +242,9 @@ class Engine:
         stops: list[Stop] = [(*revoked, None) for revoked in changes.revoked]
         stops += changes.cancelled
         elsewhere = [stop for stop in stops if not self._stop(stop)]
+        for session_id, run_id, task_id, token, after_seq, events in changes.pushed:
+            if (holder := self.dispatcher.session(session_id)) is not None:
+                holder.push_events((run_id, task_id, token), after_seq, events)
         if changes.ready:
             self.dispatcher.hint(changes.ready)
         elif changes.reports:

@@ -26,7 +26,7 @@ from fencepost_server.domain.nodes import (
 )
 from fencepost_server.domain.rows import Place, ScopeRow
 from fencepost_server.domain.violation import Violation
-from fencepost_server.engine import children, ending, steps
+from fencepost_server.engine import children, deciding, ending, steps
 from fencepost_server.engine.context import Activation, NotJson, RunContext, Value
 
 WHOLE_ITEM = -1
@@ -43,6 +43,10 @@ async def pump(ctx: RunContext) -> None:
     """Work off the queue. Once the run is ending nothing is begun: what would have been is kept for a retry."""
     while (activation := ctx.next_activation()) is not None:
         entering, index, place, value = activation
+        if ctx.graph.code is not None:  # its function decides what follows
+            if entering:
+                deciding.begin(ctx, value)
+            continue
         if ctx.written > _MAX_WRITTEN and not ctx.is_ending:
             _put_off(ctx, [activation, *ctx.take_activations()])
             return

@@ -18,7 +18,7 @@ from fencepost_server.domain.errors import RunNotFound, UnknownDefinition
 from fencepost_server.domain.graph import Graph
 from fencepost_server.domain.model import Ended, EventType, RunRow, RunState, TaskRow, TimerKind
 from fencepost_server.domain.rows import TOP, Control
-from fencepost_server.engine import children, commands, flow, steps
+from fencepost_server.engine import children, commands, deciding, flow, steps
 from fencepost_server.engine.changes import NewRun, TaskKey
 from fencepost_server.engine.context import Environment, RunContext, Value
 from fencepost_server.engine.operations import (
@@ -59,9 +59,28 @@ class Fold:
         contexts = self._contexts(by_run)
         for run_id, some in by_run.items():
             ctx = contexts.get(run_id)
-            if ctx is None or not ctx.graph.simple or not self._fold_plain(ctx, some):
+            if ctx is None or not self._fold_at_once(ctx, some):
                 foldings.append(self._fold(ctx, some))
         return foldings
+
+    def _fold_at_once(self, ctx: RunContext, acts: Sequence[Act]) -> bool:
+        """Fold what needs nothing to be read, if it is that: most of what a busy server does."""
+        if ctx.graph.code is not None:
+            return self._fold_local_steps(ctx, acts)
+        return ctx.graph.simple and self._fold_plain(ctx, acts)
+
+    def _fold_local_steps(self, ctx: RunContext, acts: Sequence[Act]) -> bool:
+        """Fold the one Advance of a code run that brings results of local steps."""
+        act = acts[0]
+        if len(acts) > 1 or type(act) is not Report or act.kind is not ReportKind.ADVANCE:
+            return False
+        if act.namespace != ctx.run.namespace:
+            return False
+        answer = deciding.advance_plain(ctx, act)
+        if answer is None:
+            return False
+        self.env.changes.reports.append((act, answer))
+        return True
 
     def _fold_plain(self, ctx: RunContext, acts: Sequence[Act]) -> bool:
         """Fold the one completion of a plain sequence at once. False if it is something else, and nothing was done."""
@@ -117,6 +136,8 @@ class Fold:
                     changes.rows.add("delete_message", act.message_id)
                     if ctx is not None:
                         await self._deliver(ctx, act)
+        if ctx is not None and ctx.graph.code is not None:
+            await deciding.settle(ctx)
 
     async def _fold_broken(self, ctx: RunContext, acts: Sequence[Act]) -> None:
         """Nothing can be decided without the definition: the run is BLOCKED until it is there again, or terminated."""

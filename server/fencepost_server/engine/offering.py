@@ -62,8 +62,13 @@ def put(ctx: RunContext, row: TaskRow) -> None:
     if control is not None:
         control.open_steps += 1
         if control.paused:
-            row.resume_at, row.visible_at = row.visible_at, PARKED_UNTIL
+            park_until_resumed(row)
     ctx.changes.rows.new_tasks.append(NewTask(row, ctx.run.namespace))
+
+
+def park_until_resumed(row: TaskRow) -> None:
+    """Nobody gets it while its run is paused."""
+    row.resume_at, row.visible_at = row.visible_at, PARKED_UNTIL
 
 
 def _eager(ctx: RunContext, work: Work) -> int | None:
@@ -94,7 +99,7 @@ def back_to_ready(ctx: RunContext, task: TaskRow, delay: float | None) -> None:
     task.lease_session = task.lease_expires_at = task.attempt_deadline_at = None
     control = ctx.plain
     if control is not None and control.paused and delay is not None:
-        task.resume_at, task.visible_at = task.visible_at, PARKED_UNTIL
+        park_until_resumed(task)
         delay = None
     ctx.changes.rows.changed_tasks[task.run_id, task.task_id] = task
     if delay is not None:

@@ -51,6 +51,8 @@ class WorkerSession(Protocol):
     """What the engine knows of a worker's stream."""
 
     session_id: str
+    key: str
+    """The session's id; of its side for DECIDE tasks, with engine.dispatch.DECIDE_SIDE behind it."""
     namespace: str
     handlers: frozenset[tuple[str, str]]
     """(queue, handler) pairs."""
@@ -228,6 +230,7 @@ class CommandKind(IntEnum):
     RESUME = 5
     RETRY = 6
     REMOVE = 7  # by the removal of its definition
+    OFFER = 8  # a worker has come that may be able to go on with a code run that is blocked
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +239,8 @@ class Commanded:
 
     state: RunState
     seq: int = 0
+    next_run: str = ""
+    """The run has continued as this one: it is to be asked instead."""
 
 
 @dataclass(slots=True, eq=False)

@@ -30,7 +30,7 @@ from fencepost_server.domain.model import (
 from fencepost_server.domain.retry import decide
 from fencepost_server.domain.rows import PLAIN, TOP, Place, TaskExtra
 from fencepost_server.domain.violation import Violation
-from fencepost_server.engine import ending, offering, undoing
+from fencepost_server.engine import deciding, ending, offering, undoing
 from fencepost_server.engine.context import RunContext, Value, failure_json
 from fencepost_server.engine.operations import ALREADY_DONE, LEASE_LOST, OK, Answer, Report, ReportKind
 
@@ -63,6 +63,8 @@ def start_timeouts(ctx: RunContext, node: GraphNode, task_id: int, place: Place)
 
 async def report(ctx: RunContext, report: Report) -> Answer:
     """One report by a worker or a loop, answered."""
+    if report.kind is ReportKind.ADVANCE and (repeated := deciding.repeated(ctx, report)) is not None:
+        return repeated
     task = ctx.tasks.get(report.task_id)
     if task is None:
         return _answer_of_ended(report, ctx.ended.get(report.task_id))
@@ -71,6 +73,8 @@ async def report(ctx: RunContext, report: Report) -> Answer:
     ctx.report = report
     ctx.took_slot = False
     extra = TaskExtra.from_json(task.extra)
+    if extra.kind is TaskKind.DECIDE:
+        return await deciding.report(ctx, report, task)
     match report.kind:
         case ReportKind.COMPLETE:
             return await _complete(ctx, report, task, extra)
@@ -86,6 +90,8 @@ async def report(ctx: RunContext, report: Report) -> Answer:
             return await _give_back(ctx, report, task, extra)
         case ReportKind.EXPIRE:
             return await _expire(ctx, report, task, extra)
+        case ReportKind.ADVANCE:
+            return Answer(Outcome.REFUSED, "INVALID_FRAME", "the task is a step: it ends with Complete or Fail")
 
 
 def complete_plain(ctx: RunContext, report: Report) -> Answer | None:
@@ -128,12 +134,12 @@ def report_broken(ctx: RunContext, report: Report) -> Answer:
         return _answer_of_earlier(report, task)
     if report.kind in (ReportKind.COMPLETE, ReportKind.FAIL, ReportKind.CHECKPOINT):
         return Answer(Outcome.REFUSED, "UNKNOWN_DEFINITION", ctx.graph.broken)
-    if report.kind is ReportKind.EXPIRE and not _has_expired(ctx, task):
+    if report.kind is ReportKind.EXPIRE and not has_expired(ctx, task):
         return LEASE_LOST
     failure = Failure(FailureKind.PERMANENT, "UNKNOWN_DEFINITION", ctx.graph.broken, None, "", task.attempt)
     if report.kind is ReportKind.UNDELIVERED:
         task.attempt -= 1
-    return _park(ctx, report, task, failure)
+    return park(ctx, report, task, failure)
 
 
 def block_broken(ctx: RunContext) -> None:
@@ -159,7 +165,7 @@ def _checkpoint(ctx: RunContext, task: TaskRow, checkpoint: Checkpoint) -> Answe
 
 
 async def _complete(ctx: RunContext, report: Report, task: TaskRow, extra: TaskExtra) -> Answer:
-    node = ctx.graph.nodes[task.node_index]
+    node = ctx.node(task.node_index, extra.plan)
     output = report.output or NULL
     if extra.kind is TaskKind.UNDO:
         _event_of(ctx, EventType.UNDO_COMPLETED, report, task, payload=output)
@@ -174,7 +180,7 @@ async def _complete(ctx: RunContext, report: Report, task: TaskRow, extra: TaskE
     _over(ctx, task, Ended(EventType.STEP_COMPLETED, task.token, report.digest, None))
     ending.stop_timeouts(ctx, node, task)
     if node.undo is not None:
-        undoing.remember(ctx, node, completed, task, extra.place, completed)
+        undoing.remember(ctx, node, completed, task, extra, completed)
     value = Value(completed, output.size, output)
     if ctx.is_ending:
         ending.stop_at(ctx, node.index, extra.place, value, entering=False)
@@ -189,7 +195,7 @@ async def _broken_output(
 ) -> Answer:
     """A CORRECTIVE failure, raised here, with each violation as feedback."""
     feedback = json.dumps([{"path": v.path, "message": v.message} for v in faults])
-    message = f"the output breaks the schema of node {ctx.graph.nodes[task.node_index].id}"
+    message = f"the output breaks the schema of node {ctx.node(task.node_index, extra.plan).id}"
     failure = Failure(FailureKind.CORRECTIVE, "OUTPUT_SCHEMA_MISMATCH", message, Payload(json=feedback))
     refused = Answer(Outcome.REFUSED, "OUTPUT_SCHEMA_MISMATCH", message, tuple(faults))
     return await _fail(ctx, report, task, extra, failure, refused)
@@ -199,7 +205,7 @@ async def _fail(
     ctx: RunContext, report: Report, task: TaskRow, extra: TaskExtra, failure: Failure, answer: Answer
 ) -> Answer:
     """An attempt has failed: another one, or the end of the step."""
-    node = ctx.graph.nodes[task.node_index]
+    node = ctx.node(task.node_index, extra.plan)
     failure = Failure(failure.kind, failure.code, failure.message, failure.feedback, node.id, task.attempt)
     first = not task.operational_failures if failure.kind is FailureKind.OPERATIONAL else not task.corrective_failures
     if failure.kind is FailureKind.OPERATIONAL:
@@ -227,7 +233,7 @@ async def _fail(
         _event_of(ctx, kind, report, task, detail=detail)
     task.last_failure = failure.to_json()
     task.feedback = task.last_failure if failure.kind is FailureKind.CORRECTIVE else None
-    _hand_back(ctx, report, task, answer, retry.delay)
+    hand_back(ctx, report, task, answer, retry.delay)
     return answer
 
 
@@ -255,6 +261,10 @@ async def fail_for_good(
         task.feedback = failure.to_json()  # for an operator's retry
     if report is not None:
         _note(report, task, answer)
+    if ctx.graph.code is not None:  # its function is told, and decides what follows
+        ending.step_over(ctx, ctx.node(task.node_index, extra.plan), seq, task, extra)
+        await ending.go_on(ctx)
+        return
     await ending.begin(ctx, RunState.FAILED, failure, over=ending.Over(seq, task, extra))
 
 
@@ -268,19 +278,20 @@ async def _give_back(ctx: RunContext, report: Report, task: TaskRow, extra: Task
     if task.redeliveries <= free:
         task.attempt -= 1
         task.visible_at = ctx.now
-        _hand_back(ctx, report, task, OK, 0.0)
+        hand_back(ctx, report, task, OK, 0.0)
         return OK
     failure = Failure(
         FailureKind.OPERATIONAL, "NOT_DELIVERED", "the task came back without having been begun too often"
     )
     if task.operational_failures + 1 >= ctx.work(task, extra).retry.max_attempts and extra.kind is TaskKind.STEP:
-        return _park(ctx, report, task, failure)
+        return park(ctx, report, task, failure)
     return await _fail(ctx, report, task, extra, failure, OK)
 
 
-def _park(ctx: RunContext, report: Report, task: TaskRow, failure: Failure) -> Answer:
+def park(ctx: RunContext, report: Report, task: TaskRow, failure: Failure) -> Answer:
     """Nobody could even begin it: the step is not to blame, so the run waits for a person instead of failing."""
-    node_id = ctx.graph.node_id(task.node_index)
+    plan = TaskExtra.from_json(task.extra).plan
+    node_id = ctx.graph.node_id(task.node_index) if plan is None else ctx.node(0, plan).id
     failure = Failure(failure.kind, failure.code, failure.message, None, node_id, task.attempt)
     task.operational_failures += 1
     task.last_failure = ctx.run.failure = failure.to_json()
@@ -290,7 +301,7 @@ def _park(ctx: RunContext, report: Report, task: TaskRow, failure: Failure) -> A
     ctx.control.blocked = True
     if ctx.is_ending:
         ctx.run.state = RunState.BLOCKED
-    _hand_back(ctx, report, task, OK, None)
+    hand_back(ctx, report, task, OK, None)
     return OK
 
 
@@ -298,7 +309,7 @@ async def _expire(ctx: RunContext, report: Report, task: TaskRow, extra: TaskExt
     """The sweeper's candidate, checked again under the locks: renewed meanwhile, or held by the outage guard, it
     stays.
     """
-    if not _has_expired(ctx, task):
+    if not has_expired(ctx, task):
         return LEASE_LOST
     session, token = task.lease_session, task.token
     if ctx.is_ending and extra.kind is not TaskKind.UNDO:
@@ -315,7 +326,7 @@ async def _expire(ctx: RunContext, report: Report, task: TaskRow, extra: TaskExt
     return answer
 
 
-def _has_expired(ctx: RunContext, task: TaskRow) -> bool:
+def has_expired(ctx: RunContext, task: TaskRow) -> bool:
     """Not renewed meanwhile, nor held by the outage guard."""
     return task.lease_expires_at is not None and task.lease_expires_at <= ctx.now and ctx.now >= ctx.env.hold_until
 
@@ -331,7 +342,7 @@ async def _stopped(ctx: RunContext, report: Report, task: TaskRow, extra: TaskEx
 async def timed_out(ctx: RunContext, task: TaskRow, kind: TimerKind, seconds: float) -> None:
     """A step has waited too long for a worker, or taken too long in all."""
     extra = TaskExtra.from_json(task.extra)
-    node = ctx.graph.nodes[task.node_index]
+    node = ctx.node(task.node_index, extra.plan)
     if kind is TimerKind.QUEUE_TIMEOUT:
         code, message = "QUEUE_TIMEOUT", f"no worker took the step in {seconds:g} s"
     else:
@@ -363,6 +374,9 @@ def _event_of(
     payload: Payload | None = None,
     detail: dict[str, Any] | None = None,
 ) -> int:
+    if ctx.graph.code is not None:
+        plan = TaskExtra.from_json(task.extra).plan
+        detail = {**(detail or {}), "node": "" if plan is None else plan[1]}
     return ctx.event(
         kind, node_index=task.node_index, task_id=task.task_id, token=task.token, attempt=task.attempt,
         digest=None if report is None else report.digest, payload=payload, detail=detail,
@@ -377,7 +391,7 @@ def _over(ctx: RunContext, task: TaskRow, ended: Ended) -> None:
         ctx.control.open_steps -= 1
 
 
-def _hand_back(ctx: RunContext, report: Report, task: TaskRow, answer: Answer, delay: float | None) -> None:
+def hand_back(ctx: RunContext, report: Report, task: TaskRow, answer: Answer, delay: float | None) -> None:
     """Fence off the holder, remember the outcome, and let others take the task after ``delay`` (None: never)."""
     _note(report, task, answer)
     offering.back_to_ready(ctx, task, delay)

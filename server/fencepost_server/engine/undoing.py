@@ -5,6 +5,9 @@ Each is a task of its own, with its own retries; what can't be undone blocks the
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+
 from fencepost_server.domain.graph import GraphNode
 from fencepost_server.domain.model import EventType, Failure, FailureKind, Payload, RunState, TaskKind, TaskRow
 from fencepost_server.domain.rows import Place, TaskExtra, UndoRow
@@ -17,49 +20,62 @@ def remember(
     node: GraphNode,
     of_seq: int,
     task: TaskRow,
-    place: Place,
+    extra: TaskExtra,
     output_seq: int | None,
 ) -> None:
     """A step has completed, or, without an output, has ended otherwise: it can be undone."""
-    _insert(ctx, UndoRow(
+    insert(ctx, UndoRow(
         ctx.run.run_id, of_seq, output_seq is None, node.index, task.task_id, task.input_seq, task.input_bytes,
-        output_seq, task.token, place.scope, place.item,
+        output_seq, task.token, extra.place.scope, extra.place.item, _text(extra.plan),
     ))  # fmt: skip
 
 
-def remember_child(ctx: RunContext, node: GraphNode, of_seq: int, place: Place, value: Value) -> None:
+def remember_child(
+    ctx: RunContext, node: GraphNode, of_seq: int, place: Place, value: Value, plan: Sequence[str] | None
+) -> None:
     """A child has completed: it is undone by the handler of the node that started it. ``value`` was its input."""
-    _insert(ctx, UndoRow(
-        ctx.run.run_id, of_seq, False, node.index, 0, value.seq, value.size, of_seq, 0, place.scope, place.item
+    insert(ctx, UndoRow(
+        ctx.run.run_id, of_seq, False, node.index, 0, value.seq, value.size, of_seq, 0, place.scope, place.item,
+        _text(plan),
     ))  # fmt: skip
 
 
-def _insert(ctx: RunContext, row: UndoRow) -> None:
+def _text(plan: Sequence[str] | None) -> str | None:
+    return None if plan is None else json.dumps(plan)
+
+
+def insert(ctx: RunContext, row: UndoRow) -> None:
+    """One more thing that can be undone."""
     ctx.control.undos += 1
     ctx.control.extras = True
     ctx.changes.rows.add(
         "insert_undo", row.run_id, row.of_seq, row.unfinished, row.node_index, row.task_id, row.input_seq,
-        row.input_bytes, row.output_seq, row.token, row.scope_id, row.item,
+        row.input_bytes, row.output_seq, row.token, row.scope_id, row.item, row.plan,
     )  # fmt: skip
 
 
 def could_have_acted(ctx: RunContext, node: GraphNode, of_seq: int, task: TaskRow, extra: TaskExtra) -> None:
     """A step has ended without completing: where its undo handler says so, it is undone all the same."""
     if node.undo_unfinished and (task.attempt > 0 or extra.acted):
-        remember(ctx, node, of_seq, task, extra.place, None)
+        remember(ctx, node, of_seq, task, extra, None)
 
 
 async def next_one(ctx: RunContext) -> None:
     """Begin to undo the next step. There is one."""
     row, value, output = await _next_row(ctx)
-    node = ctx.graph.nodes[row.node_index]
-    work = ctx.graph.work(row.node_index, undo=True)
+    plan = _plan(row)
+    node = ctx.node(row.node_index, plan)
+    work = node.undo
+    assert work is not None  # else there would be no such row
     ctx.run.state = RunState.UNDOING
     task_id = ctx.event(
         EventType.UNDO_SCHEDULED, node_index=node.index, input_seq=row.input_seq,
-        detail={"of": row.of_seq, "handler": work.handler, "queue": work.queue},
+        detail={"of": row.of_seq, "handler": work.handler, "queue": work.queue, **_named(plan)},
     )  # fmt: skip
-    extra = TaskExtra(TaskKind.UNDO, row.scope_id, row.item, row.of_seq, row.output_seq, row.unfinished, row.task_id)
+    extra = TaskExtra(
+        TaskKind.UNDO, row.scope_id, row.item, row.of_seq, row.output_seq, row.unfinished, row.task_id, plan=plan,
+        origin=row.origin or "",
+    )  # fmt: skip
     offering.offer(ctx, node, work, task_id, value, extra, token=row.token, undo_output=output)
 
 
@@ -70,9 +86,21 @@ async def _next_row(ctx: RunContext) -> tuple[UndoRow, Value, Payload | None]:
         rows = await ctx.read("next_undo", ctx.run.run_id)
         ctx.changes.undo_logs.append(rows)
         found = rows[0]
-    row = UndoRow(*found[:11])
-    value = Value(row.input_seq, row.input_bytes, payload_of_row(found[11:14]))
-    return row, value, None if row.output_seq is None else payload_of_row(found[14:17])
+    row = UndoRow(*found[:13])
+    value = Value(row.input_seq, row.input_bytes, payload_of_row(found[13:16]))
+    return row, value, None if row.output_seq is None else payload_of_row(found[16:19])
+
+
+def _plan(row: UndoRow) -> tuple[str, str, str] | None:
+    if row.plan is None:
+        return None
+    kind, name, options = json.loads(row.plan)
+    return kind, name, options
+
+
+def _named(plan: tuple[str, str, str] | None) -> dict[str, str]:
+    """The name for people, of an op."""
+    return {} if plan is None else {"node": plan[1]}
 
 
 def completed(ctx: RunContext, extra: TaskExtra) -> None:
@@ -105,6 +133,7 @@ def failed(ctx: RunContext, task: TaskRow, extra: TaskExtra, failure: Failure) -
 async def skip(ctx: RunContext, reason: str) -> None:
     """An operator leaves the step that is next as it is."""
     row, _value, _output = await _next_row(ctx)
-    ctx.event(EventType.UNDO_SKIPPED, node_index=row.node_index, input_seq=row.of_seq, detail={"reason": reason})
+    detail = {"reason": reason, **_named(_plan(row))}
+    ctx.event(EventType.UNDO_SKIPPED, node_index=row.node_index, input_seq=row.of_seq, detail=detail)
     _forget(ctx, row.of_seq)
     ctx.control.undone = True

@@ -202,22 +202,22 @@ def _key_columns(keys: Sequence[Key]) -> dict[str, Any]:
 
 
 async def insert_runs(
-    session: Session, rows: Sequence[tuple[RunRow, str, str | None, str | None]], now: datetime
+    session: Session, rows: Sequence[tuple[RunRow, str, str | None, str | None, str | None]], now: datetime
 ) -> None:
-    """New runs, each with its request key, its attributes (JSON text) and its parent."""
+    """New runs, each with its request key, its attributes (JSON text), its parent and the first run of its chain."""
     names = (
         "run_ids", "namespaces", "workflow_ids", "hashes", "user_ids", "request_keys", "dedupe_keys", "priorities",
         "states", "node_indexes", "next_seqs", "output_seqs", "failures", "ended_ats", "controls", "attributes",
-        "parents",
+        "parents", "chains",
     )  # fmt: skip
     flat = [
         (r.run_id, r.namespace, r.workflow_id, r.definition_hash, r.user_id, key, r.dedupe_key, r.priority, r.state,
-         r.node_index, r.next_seq, r.output_seq, r.failure, r.ended_at, r.control, attributes, parent)
-        for r, key, attributes, parent in rows
+         r.node_index, r.next_seq, r.output_seq, r.failure, r.ended_at, r.control, attributes, parent, chain)
+        for r, key, attributes, parent, chain in rows
     ]  # fmt: skip
     values = columns(
         flat, Uuids, Texts, Texts, Blobs, Texts, Texts, Texts, Ints, Ints, Ints, Ints, Ints, Texts, Times, Texts, Texts,
-        Uuids,
+        Uuids, Uuids,
     )  # fmt: skip
     await session.send(_INSERT_RUNS, {"now": now, **dict(zip(names, values, strict=True))})
 

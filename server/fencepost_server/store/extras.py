@@ -14,7 +14,7 @@ from fencepost_server.store.arrays import Blobs, Bools, Column, Ints, Texts, Tim
 from fencepost_server.store.connection import Cursor, Database, Session
 from fencepost_server.store.queries import query
 
-_LETTERS = "abcdefghijk"
+_LETTERS = "abcdefghijkl"
 
 _READS: dict[str, tuple[type[Column], ...]] = {
     "payload": (Uuids, Ints),
@@ -41,6 +41,9 @@ _READS: dict[str, tuple[type[Column], ...]] = {
     "child_on_its_way": (Uuids, Uuids),
     "key_holder": (Texts, Texts, Texts),
     "removed": (Texts, Texts, Blobs),
+    "history": (Uuids, Ints),
+    "attributes": (Uuids,),
+    "unread_signals": (Uuids,),
     "take_key": (Texts, Texts, Texts, Uuids, Blobs, Blobs),
 }
 
@@ -52,7 +55,15 @@ _WRITES: dict[str, tuple[type[Column], ...]] = {
     "insert_scope": (Uuids, Ints, Ints, Ints, Ints, Ints, Ints, Ints, Ints, Ints),
     "insert_output": (Uuids, Ints, Ints, Ints, Ints),
     "insert_child": (Uuids, Ints, Uuids, Texts),
-    "insert_undo": (Uuids, Ints, Bools, Ints, Ints, Ints, Ints, Ints, Ints, Ints, Ints),
+    "insert_undo": (Uuids, Ints, Bools, Ints, Ints, Ints, Ints, Ints, Ints, Ints, Ints, Texts),
+    "move_undo": (Uuids, Uuids, Ints),
+    "move_key": (Texts, Texts, Texts, Uuids, Uuids, Blobs),
+    "set_attributes": (Uuids, Texts),
+    "name_decider": (Uuids, Texts),
+    "reset_decider": (Uuids,),
+    "wake_decider": (Uuids, Times),
+    "lease_decider": (Uuids, Uuids, Ints, Times),
+    "offer_decider": (Uuids, Texts, Times),
     "insert_message": (Uuids, Ints, Uuids, Ints, Texts, Texts),
     "insert_request": (Uuids, Texts, Blobs, Texts),
     "insert_stopped": (Uuids, Ints, Texts),
@@ -64,7 +75,10 @@ _WRITES: dict[str, tuple[type[Column], ...]] = {
     "park_timer": (Uuids, Ints, Ints, Texts),
     "stop_timers": (Uuids,),
     "delete_timer": (Uuids, Ints, Ints),
+    "delete_grace": (Uuids,),
     "delete_wait": (Uuids, Ints, Texts),
+    "end_wait": (Uuids, Ints),
+    "take_signal": (Uuids, Ints),
     "delete_signal": (Uuids, Ints, Texts),
     "delete_scope": (Uuids, Ints),
     "delete_child": (Uuids, Ints),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from fencepost_server.domain.model import Checkpoint, Payload
+from fencepost_server.domain.model import PARKED_UNTIL, Checkpoint, Payload
 from fencepost_server.store.arrays import Ints, Texts, Uuids, columns
 from fencepost_server.store.connection import Database, Session
 from fencepost_server.store.queries import query
@@ -53,6 +53,8 @@ class Claimed:
     extra: str | None
     checkpoint: Checkpoint | None
     undo_output: Payload | None
+    control: str | None
+    """Of the run, if the task is not a step of a plain sequence."""
 
 
 async def claim(
@@ -82,13 +84,37 @@ def _claimed(row: tuple[Any, ...]) -> Claimed:
     number = row[19]
     checkpoint = Checkpoint(number, _payload(row[20:23])) if number else None
     undo_output = None if row[18] is None else _payload(row[23:26])
-    values = (*row[:13], bytes(row[13]), row[14], _payload(row[15:18]), row[18], checkpoint, undo_output)
+    values = (*row[:13], bytes(row[13]), row[14], _payload(row[15:18]), row[18], checkpoint, undo_output, row[26])
     return Claimed(*values)
 
 
 def _payload(parts: tuple[Any, ...]) -> Payload:
     json_text, binary, metadata = parts
     return Payload(json_text, None if binary is None else bytes(binary), metadata)
+
+
+async def histories(database: Database, after: Sequence[tuple[str, int]]) -> list[list[tuple[Any, ...]]]:
+    """The first page of the events of code runs after a number each, in the order of ``after``; columns as the
+    statement history of extra.sql has them.
+    """
+    run_ids, seqs = columns(after, Uuids, Ints)
+    found: list[list[tuple[Any, ...]]] = [[] for _ in after]
+    for ord_, *row in await database.rows(query("extra", "history"), {"a": run_ids, "b": seqs}):
+        found[ord_ - 1].append(tuple(row))
+    return found
+
+
+async def blocked_deciders(
+    database: Database, namespace: str, places: Sequence[tuple[str, str]], after: str, limit: int
+) -> list[str]:
+    """Runs whose DECIDE task (queue, handler) is blocked, or waits for one process; a page, by run id."""
+    queues, handlers = columns(places, Texts, Texts)
+    rows = await database.rows(
+        query("task", "blocked_deciders"),
+        {"namespace": namespace, "queues": queues, "handlers": handlers, "until": PARKED_UNTIL, "after": after,
+         "limit": limit},
+    )  # fmt: skip
+    return [row[0] for row in rows]
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,12 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 RUN = "00000000-0000-4000-8000-000000000001"
 POLICY = {"max_attempts": 4, "max_corrective_attempts": 3}
 LIMITS = Limits(
-    free_redeliveries=3, max_payload_bytes=1 << 20, max_map_items=10, max_pending_signals=10, cancel_grace=30.0
+    free_redeliveries=3,
+    max_payload_bytes=1 << 20,
+    max_map_items=10,
+    max_pending_signals=10,
+    cancel_grace=30.0,
+    max_history_events=1000,
 )
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 NULL = Payload(json="null")
@@ -83,7 +88,9 @@ class Store:
             if event[2] in (EventType.STEP_COMPLETED, EventType.STEP_FAILED, *UNDO_ENDS)
         }
         changes = Changes(self.now)
-        env = Environment(self.now, self.epoch, NEVER, LIMITS, lambda: 0.5, lambda *_: None, changes, UndoOrders())
+        env = Environment(
+            self.now, self.epoch, NEVER, LIMITS, lambda: 0.5, lambda *_: None, changes, UndoOrders(), lambda _: None, {}
+        )
         fold = Fold(env, copy.deepcopy(self.runs), copy.deepcopy(self.tasks), ended, {self.graph.hash: self.graph})
         for folding in fold.foldings([(start, self.graph) for start in starts], reports):
             rows: list[tuple[Any, ...]] | None = None
@@ -102,7 +109,7 @@ class Store:
         assert need == Need("next_undo", (RUN,)), "a sequence of steps needs nothing else"
         of = max(self.undos)
         input_seq, output_seq = self.undos[of][5], self.undos[of][7]
-        return [(*self.undos[of], *self.events[input_seq - 1][10:13], *self.events[output_seq - 1][10:13])]
+        return [(*self.undos[of], None, *self.events[input_seq - 1][10:13], *self.events[output_seq - 1][10:13])]
 
     def apply(self, rows: Rows) -> None:
         """What the statements of a batch write."""

@@ -150,7 +150,7 @@ from unnest(%(a)s) with ordinality k(a, ord) join unparked u on u.run_id = k.a;
 -- What is undone next, and what after that: what may have acted without completing first, then in reverse order of completion. With
 -- inputs and outputs, for eager leases; only the first may be large. index: undo_unfinished, undo_pkey, event_pkey
 select k.ord, u.run_id, u.of_seq, u.unfinished, u.node_index, u.task_id, u.input_seq, u.input_bytes, u.output_seq, u.token,
-       u.scope_id, u.item, e.payload, e.payload_binary, e.payload_metadata, o.payload, o.payload_binary, o.payload_metadata,
+       u.scope_id, u.item, u.plan, u.origin, e.payload, e.payload_binary, e.payload_metadata, o.payload, o.payload_binary, o.payload_metadata,
        u.n
 from unnest(%(a)s) with ordinality k(a, ord)
 cross join lateral (
@@ -160,11 +160,102 @@ cross join lateral (
         (select * from undo u where u.run_id = k.a and not u.unfinished order by u.of_seq desc limit 20)
     ) u order by n limit 20
 ) u
-cross join lateral (select * from event e where e.run_id = k.a and e.seq = u.input_seq offset 0) e
-left join lateral (select * from event o where o.run_id = k.a and o.seq = u.output_seq offset 0) o on true
+cross join lateral (select * from event e where e.run_id = coalesce(u.origin, k.a) and e.seq = u.input_seq offset 0) e
+left join lateral (select * from event o where o.run_id = coalesce(u.origin, k.a) and o.seq = u.output_seq offset 0) o on true
 where u.n = 1 or coalesce(pg_column_size(e.payload), pg_column_size(e.payload_binary), 0)
                + coalesce(pg_column_size(o.payload), pg_column_size(o.payload_binary), 0) < 8192
 order by k.ord, u.n;
+
+-- name: history
+-- Events of a code run after one, as many as fit in a page. index: event_pkey
+select k.ord, e.seq, e.type, e.at, e.task_id, e.token, e.attempt, e.payload, e.payload_binary, e.payload_metadata, e.detail
+from unnest(%(a)s, %(b)s) with ordinality k(a, b, ord)
+cross join lateral (
+    select x.*, sum(x.bytes) over (order by x.seq) - x.bytes as before from (
+        select e.*, coalesce(pg_column_size(e.payload), pg_column_size(e.payload_binary), 0) as bytes
+        from event e where e.run_id = k.a and e.seq > k.b order by e.seq limit 500
+    ) x
+) e
+where e.before < 1048576 order by k.ord, e.seq;
+
+-- name: attributes
+-- index: run_pkey
+select k.ord, r.attributes from unnest(%(a)s) with ordinality k(a, ord)
+cross join lateral (select attributes from run r where r.run_id = k.a offset 0) r;
+
+-- name: unread_signals
+-- Signals that nobody has taken, with their payloads: as many as a run may hold. index: signal_pkey, event_pkey
+select k.ord, s.name, s.size, e.payload, e.payload_binary, e.payload_metadata, e.detail
+from unnest(%(a)s) with ordinality k(a, ord)
+cross join lateral (select * from signal s where s.run_id = k.a offset 0) s
+cross join lateral (select * from event e where e.run_id = k.a and e.seq = s.seq offset 0) e
+order by k.ord, s.seq;
+
+-- name: wake_decider
+-- The run of an idle DECIDE task has an event for it. Its run is locked, and no claim takes an idle one. index: task_pkey
+update task t set visible_at = k.b from unnest(%(a)s, %(b)s) k(a, b)
+where t.run_id = any(%(a)s) and t.run_id = k.a and t.task_id = 1;
+
+-- name: lease_decider
+-- As wake_decider, leased at once to the session that decided last. index: task_pkey
+update task t set visible_at = k.d - interval '60 s', lease_session = k.b, token = k.c, lease_expires_at = k.d, attempt = 1
+from unnest(%(a)s, %(b)s, %(c)s, %(d)s) k(a, b, c, d)
+where t.run_id = any(%(a)s) and t.run_id = k.a and t.task_id = 1;
+
+-- name: offer_decider
+-- A DECIDE task that is blocked, or waits for another process, is for one process. It is locked, and nobody's. index: task_pkey
+update task t
+set handler = k.b, visible_at = k.c, attempt = 0, operational_failures = 0, redeliveries = 0, resume_at = null
+from unnest(%(a)s, %(b)s, %(c)s) k(a, b, c)
+where t.run_id = any(%(a)s) and t.run_id = k.a and t.task_id = 1;
+
+-- name: name_decider
+-- It is for all again. index: task_pkey
+update task t set handler = k.b from unnest(%(a)s, %(b)s) k(a, b)
+where t.run_id = any(%(a)s) and t.run_id = k.a and t.task_id = 1;
+
+-- name: reset_decider
+-- An Advance was accepted: attempts count anew. index: task_pkey
+update task set attempt = 1, operational_failures = 0, redeliveries = 0 where run_id = any(%(a)s) and task_id = 1;
+
+-- name: set_attributes
+-- A run labels itself: what it had is replaced. index: run_pkey, run_attribute_pkey
+with k as (
+    select a, b::json as b from unnest(%(a)s, %(b)s) u(a, b)
+), labelled as (
+    update run r set attributes = nullif(k.b::text, '{}')::json from k where r.run_id = any(%(a)s) and r.run_id = k.a
+    returning r.run_id, r.namespace, r.created_at
+), gone as (
+    delete from run_attribute x using k
+    where x.run_id = any(%(a)s) and x.run_id = k.a and not exists (select from json_object_keys(k.b) n where n = x.key)
+)
+insert into run_attribute (namespace, key, value, created_at, run_id)
+select l.namespace, n.key, n.value, l.created_at, l.run_id
+from labelled l join k on k.a = l.run_id cross join lateral json_each_text(k.b) n
+on conflict on constraint run_attribute_pkey do update set value = excluded.value;
+
+-- name: take_signal
+-- The function of a code run has taken it. index: signal_pkey
+delete from signal s using unnest(%(a)s, %(b)s) k(a, b) where s.run_id = any(%(a)s) and s.run_id = k.a and s.seq = k.b;
+
+-- name: end_wait
+-- index: wait_pkey
+delete from wait w using unnest(%(a)s, %(b)s) k(a, b) where w.run_id = any(%(a)s) and w.run_id = k.a and w.seq = k.b;
+
+-- name: delete_grace
+-- The function has ended in its grace. index: timer_pkey
+delete from timer where run_id = any(%(a)s) and kind = 8;
+
+-- name: move_undo
+-- A run continues as new, and its undo log with it: numbers that are below all of the new run keep the order. index: undo_pkey
+update undo u set run_id = k.b, of_seq = u.of_seq - k.c, origin = coalesce(u.origin, u.run_id)
+from unnest(%(a)s, %(b)s, %(c)s) k(a, b, c) where u.run_id = any(%(a)s) and u.run_id = k.a;
+
+-- name: move_key
+-- A run continues as new, and holds its dedupe key as that. index: run_key_pkey
+update run_key r set run_id = k.e, definition_hash = k.f from unnest(%(a)s, %(b)s, %(c)s, %(d)s, %(e)s, %(f)s) k(a, b, c, d, e, f)
+where r.namespace = any(%(a)s) and r.kind = 3 and r.workflow_id = any(%(b)s) and r.user_id = '' and r.key = any(%(c)s)
+  and r.namespace = k.a and r.workflow_id = k.b and r.key = k.c and r.run_id = k.d;
 
 -- name: take_stopped
 -- What a retry goes on from, taken out; its timers run again. index: stopped_task_pkey, timer_pkey
@@ -315,8 +406,9 @@ select a, b, c, d::json from unnest(%(a)s, %(b)s, %(c)s, %(d)s) u(a, b, c, d);
 delete from child c using unnest(%(a)s, %(b)s) k(a, b) where c.run_id = any(%(a)s) and c.run_id = k.a and c.seq = k.b;
 
 -- name: insert_undo
-insert into undo (run_id, of_seq, unfinished, node_index, task_id, input_seq, input_bytes, output_seq, token, scope_id, item)
-select * from unnest(%(a)s, %(b)s, %(c)s, %(d)s, %(e)s, %(f)s, %(g)s, %(h)s, %(i)s, %(j)s, %(k)s);
+insert into undo (run_id, of_seq, unfinished, node_index, task_id, input_seq, input_bytes, output_seq, token, scope_id, item, plan)
+select a, b, c, d, e, f, g, h, i, j, k, l::json
+from unnest(%(a)s, %(b)s, %(c)s, %(d)s, %(e)s, %(f)s, %(g)s, %(h)s, %(i)s, %(j)s, %(k)s, %(l)s) u(a, b, c, d, e, f, g, h, i, j, k, l);
 
 -- name: update_undo
 -- Its token goes on when it is tried again. index: undo_pkey

@@ -35,15 +35,19 @@ with want as (
 )
 select c.run_id, c.task_id, c.token, c.lease_session, c.queue, c.handler, c.priority, c.node_index, c.attempt, c.lease_ms,
        c.timeout_ms, c.feedback, r.workflow_id, r.definition_hash, r.user_id, e.payload, e.payload_binary, e.payload_metadata,
-       c.extra, c.checkpoint_number, s.payload, s.payload_binary, s.payload_metadata, o.payload, o.payload_binary, o.payload_metadata
+       c.extra, c.checkpoint_number, s.payload, s.payload_binary, s.payload_metadata, o.payload, o.payload_binary, o.payload_metadata,
+       case when c.extra is not null then r.control end
 from claimed c
 cross join lateral (select * from run r where r.run_id = c.run_id offset 0) r
-cross join lateral (select * from event e where e.run_id = c.run_id and e.seq = c.input_seq offset 0) e
+cross join lateral (
+    select * from event e where e.run_id = coalesce((c.extra->>'origin')::uuid, c.run_id) and e.seq = c.input_seq offset 0
+) e
 left join lateral (
     select * from checkpoint s where c.checkpoint_number > 0 and s.run_id = c.run_id and s.task_id = c.task_id offset 0
 ) s on true
 left join lateral (
-    select * from event o where c.extra is not null and o.run_id = c.run_id and o.seq = (c.extra->>'output_seq')::bigint offset 0
+    select * from event o
+    where c.extra is not null and o.run_id = coalesce((c.extra->>'origin')::uuid, c.run_id) and o.seq = (c.extra->>'output_seq')::bigint offset 0
 ) o on true;
 
 -- name: renew
@@ -143,3 +147,21 @@ select t.task_id, t.node_index, t.handler, t.queue, t.attempt, t.operational_fai
        t.lease_session is not null as leased, t.extra, t.checkpoint_number, t.progress
 from task t left join session s on s.session_id = t.lease_session
 where t.run_id = %(run_id)s order by t.task_id limit 1000;
+
+-- name: blocked_deciders
+-- What a worker that has just come may be able to go on with. Rare; candidates without locks. index: task_ready
+select distinct t.run_id
+from unnest(%(queues)s, %(handlers)s) w(queue, handler)
+cross join generate_series(1, 5) p
+cross join lateral (
+    (select t.run_id from task t
+     where t.lease_session is null and t.namespace = %(namespace)s and t.queue = w.queue and t.handler = w.handler
+       and t.priority = p and t.visible_at = %(until)s and t.run_id > %(after)s
+     order by t.run_id limit %(limit)s)
+    union all
+    (select t.run_id from task t
+     where t.lease_session is null and t.namespace = %(namespace)s and t.queue = w.queue
+       and t.handler >= w.handler || '#' and t.handler < w.handler || '$' and t.run_id > %(after)s
+     order by t.run_id limit %(limit)s)
+) t
+order by t.run_id limit %(limit)s;

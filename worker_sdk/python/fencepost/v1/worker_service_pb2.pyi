@@ -918,6 +918,7 @@ class AdvanceItem(_message.Message):
     OUTPUT_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     TAKEN_SIGNALS_FIELD_NUMBER: _builtins.int
+    ENDED_WAITS_FIELD_NUMBER: _builtins.int
     advance_no: _builtins.int
     """Decide.advance_no + 1, and + 1 with each further Advance of the run. One that leaves a gap is ADVANCE_OUT_OF_ORDER."""
     seen_seq: _builtins.int
@@ -944,6 +945,10 @@ class AdvanceItem(_message.Message):
     def taken_signals(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The SignalReceived events whose signals the function has taken since the Advance before."""
 
+    @_builtins.property
+    def ended_waits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The SignalAwaited events whose waits have ended with a signal since the Advance before: their timeouts are over."""
+
     def __init__(
         self,
         *,
@@ -955,10 +960,11 @@ class AdvanceItem(_message.Message):
         output: _payload_pb2.Payload | None = ...,
         failure: _run_pb2.Failure | None = ...,
         taken_signals: _abc.Iterable[_builtins.int] | None = ...,
+        ended_waits: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "output", b"output", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance_no", b"advance_no", "commands", b"commands", "failure", b"failure", "outcome", b"outcome", "output", b"output", "seen_seq", b"seen_seq", "taken_signals", b"taken_signals", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance_no", b"advance_no", "commands", b"commands", "ended_waits", b"ended_waits", "failure", b"failure", "outcome", b"outcome", "output", b"output", "seen_seq", b"seen_seq", "taken_signals", b"taken_signals", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,211 @@
+"""What the commands of a code run do: each becomes one event, and the rows that go with it (semantics: code runs).
+
+Steps, children, timers, attributes and undoing are the same rows and the same code as for graphs; the node that stands
+for an op is made of the options that came with its command, which are kept with its rows.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+from fencepost_server.domain.code import op_node
+from fencepost_server.domain.model import EventType, Outcome, Payload, TaskRow, TimerKind
+from fencepost_server.domain.ops import (
+    Advance,
+    AwaitSignal,
+    CancelOp,
+    LocalStep,
+    MarkPatch,
+    OpCommand,
+    ScheduleStep,
+    SetAttributes,
+    StartChild,
+    StartTimer,
+)
+from fencepost_server.domain.rows import TOP, ChildRow, TaskExtra, UndoRow
+from fencepost_server.domain.violation import Violation
+from fencepost_server.engine import children, ending, offering, steps, undoing
+from fencepost_server.engine.context import RunContext, Value
+from fencepost_server.engine.operations import Answer, MessageKind
+
+_MAX_ATTRIBUTES = 32
+
+
+async def apply(ctx: RunContext, task: TaskRow, advance: Advance) -> tuple[int, ...] | Answer:
+    """Do what an Advance asks for. Returns the number of each command's event; or why it is refused, and then nothing
+    is done.
+    """
+    attributes: dict[str, str] = {}
+    if any(isinstance(command, SetAttributes) for command in advance.commands):
+        merged = await _merged(ctx, advance)
+        if isinstance(merged, Answer):
+            return merged
+        attributes = merged
+    if any(isinstance(command, StartChild) for command in advance.commands) and (
+        ctx.control.depth + 1 > children.MAX_DEPTH
+    ):
+        return Answer(
+            Outcome.REFUSED, "INVALID_FRAME", f"more than {children.MAX_DEPTH} runs would be inside each other"
+        )
+    begun: dict[int, int] = {}
+    seqs = []
+    for command in advance.commands:
+        seq = await _apply(ctx, task, command, begun)
+        if not isinstance(command, MarkPatch | CancelOp):
+            begun[command.op] = seq
+        seqs.append(seq)
+    if attributes or any(isinstance(command, SetAttributes) for command in advance.commands):
+        ctx.changes.rows.add("set_attributes", ctx.run.run_id, json.dumps(attributes))
+    for seq in advance.taken_signals:
+        ctx.changes.rows.add("take_signal", ctx.run.run_id, seq)
+    ctx.control.signals = max(0, ctx.control.signals - len(advance.taken_signals))
+    for seq in advance.ended_waits:
+        _end_wait(ctx, seq)
+    return tuple(seqs)
+
+
+async def _apply(ctx: RunContext, task: TaskRow, command: OpCommand, begun: dict[int, int]) -> int:
+    match command:
+        case LocalStep():
+            return local_step(ctx, command, task.token)
+        case ScheduleStep():
+            return _schedule(ctx, command)
+        case StartTimer():
+            return _timer(ctx, command)
+        case AwaitSignal():
+            return _await_signal(ctx, command)
+        case StartChild():
+            return _start_child(ctx, command)
+        case CancelOp():
+            return await _cancel(ctx, command, begun)
+        case MarkPatch():
+            return ctx.event(EventType.PATCH_MARKED, detail={"patch": command.patch_id})
+        case SetAttributes():
+            detail = {"op": command.op, "attributes": dict(command.attributes)}
+            return ctx.event(EventType.ATTRIBUTES_SET, detail=detail)
+
+
+def local_step(ctx: RunContext, step: LocalStep, token: int) -> int:
+    """A step that ran in the worker: one event, and if it can be undone its input and a row of the undo log."""
+    detail: dict[str, Any] = {"op": step.op, "node": step.name, "attempts": step.attempts}
+    if step.input_hash:
+        detail["input_hash"] = step.input_hash.hex()
+    if step.failure is not None:
+        detail["failure"] = json.loads(step.failure.to_json())
+        return ctx.event(EventType.LOCAL_STEP_ENDED, token=token, detail=detail)
+    output = step.output or Payload(json="null")
+    if not step.options:
+        return ctx.event(EventType.LOCAL_STEP_ENDED, token=token, payload=output, detail=detail)
+    node = op_node("local", step.name, step.options)
+    source = step.input or Payload(json="null")
+    if node.undo is None:
+        return ctx.event(EventType.LOCAL_STEP_ENDED, token=token, payload=output, detail=detail)
+    input_seq = ctx.event(EventType.INPUT_BUILT, payload=source, detail={"op": step.op, "node": step.name})
+    seq = ctx.event(EventType.LOCAL_STEP_ENDED, token=token, payload=output, detail=detail)
+    undoing.insert(ctx, UndoRow(
+        ctx.run.run_id, seq, False, 0, -step.op, input_seq, source.size, seq, token, 0, 0,
+        json.dumps(["local", step.name, step.options]),
+    ))  # fmt: skip
+    return seq
+
+
+def _schedule(ctx: RunContext, step: ScheduleStep) -> int:
+    plan = ("step", step.handler, step.options)
+    node = op_node(*plan)
+    work = node.work
+    assert work is not None  # it is a step's
+    detail = {"op": step.op, "node": step.handler, "handler": step.handler, "queue": work.queue,
+              "input_hash": step.input_hash.hex()}  # fmt: skip
+    seq = ctx.event(EventType.STEP_SCHEDULED, payload=step.input, detail=detail)
+    report, ctx.report = ctx.report, None  # the slot of a DECIDE task is none for a step
+    offering.offer(ctx, node, work, seq, Value(seq, step.input.size, step.input), TaskExtra(plan=plan))
+    ctx.report = report
+    steps.start_timeouts(ctx, node, seq, TOP)
+    return seq
+
+
+def _timer(ctx: RunContext, timer: StartTimer) -> int:
+    fire_at = ctx.now + timedelta(seconds=timer.seconds)
+    detail = {"op": timer.op, "delay": timer.seconds, "fire_at": fire_at.isoformat()}
+    seq = ctx.event(EventType.TIMER_STARTED, detail=detail)
+    ctx.control.open_waits += 1
+    ctx.start_timer(seq, TimerKind.SLEEP, fire_at, 0, TOP, Value(0, 0))
+    return seq
+
+
+def _await_signal(ctx: RunContext, wait: AwaitSignal) -> int:
+    detail: dict[str, Any] = {"op": wait.op, "name": wait.name}
+    fire_at = None
+    if wait.seconds is not None:
+        fire_at = ctx.now + timedelta(seconds=wait.seconds)
+        detail["timeout_at"] = fire_at.isoformat()
+    seq = ctx.event(EventType.SIGNAL_AWAITED, detail=detail)
+    control = ctx.control
+    control.open_waits += 1
+    control.extras = True
+    where = {"node": 0, "scope": 0, "item": 0, "timed": fire_at is not None, "seq": 0, "size": 0}
+    ctx.changes.rows.add("insert_wait", ctx.run.run_id, seq, wait.name, json.dumps(where))
+    if fire_at is not None:
+        ctx.start_timer(seq, TimerKind.SIGNAL_TIMEOUT, fire_at, 0, TOP, Value(0, 0))
+    return seq
+
+
+def _end_wait(ctx: RunContext, seq: int) -> None:
+    rows, run_id = ctx.changes.rows, ctx.run.run_id
+    rows.add("end_wait", run_id, seq)
+    rows.add("delete_timer", run_id, seq, TimerKind.SIGNAL_TIMEOUT)
+    ctx.control.open_waits = max(0, ctx.control.open_waits - 1)
+
+
+def _start_child(ctx: RunContext, child: StartChild) -> int:
+    plan = ["child", child.workflow_id, child.options]
+    run = ctx.run
+    run_id = children.child_id(run.run_id, run.next_seq)
+    detail = {"op": child.op, "node": child.workflow_id, "child": run_id, "workflow": child.workflow_id,
+              "input_hash": child.input_hash.hex()}  # fmt: skip
+    seq = ctx.event(EventType.CHILD_SCHEDULED, payload=child.input, detail=detail)
+    where = {"node": 0, "scope": 0, "item": 0, "seq": seq, "size": child.input.size, "plan": plan}
+    children.start(ctx, seq, run_id, child.workflow_id, where)
+    return seq
+
+
+async def _cancel(ctx: RunContext, command: CancelOp, begun: dict[int, int]) -> int:
+    """Stop an op: a step that is open, a timer, a wait, a child. What has ended meanwhile stays as it is."""
+    of_seq = command.of_seq or begun.get(command.op, 0)
+    seq = ctx.event(EventType.OP_CANCELLED, task_id=of_seq, detail={"op": command.op})
+    if not of_seq:
+        return seq
+    control, run_id = ctx.control, ctx.run.run_id
+    if control.open_steps:
+        for row in await ctx.read("open_task", run_id, of_seq):
+            task = TaskRow(*row)
+            extra = TaskExtra.from_json(task.extra)
+            ctx.revoke(task, "RUN_CANCELLED")
+            ending.step_over(ctx, ctx.node(0, extra.plan), seq, task, extra)
+            return seq
+    if control.open_children:
+        for row in await ctx.read("child", run_id, of_seq):
+            child = ChildRow(*row)
+            ctx.send(child.child_run_id, MessageKind.CANCEL_CHILD, child.seq, {"parent_seq": child.seq})
+            return seq
+    ctx.changes.rows.add("delete_timer", run_id, of_seq, TimerKind.SLEEP)
+    ctx.changes.rows.add("delete_timer", run_id, of_seq, TimerKind.SIGNAL_TIMEOUT)
+    ctx.changes.rows.add("end_wait", run_id, of_seq)
+    control.open_waits = max(0, control.open_waits - 1)
+    return seq
+
+
+async def _merged(ctx: RunContext, advance: Advance) -> dict[str, str] | Answer:
+    """The attributes of the run after an Advance."""
+    rows = await ctx.read("attributes", ctx.run.run_id)
+    merged: dict[str, str] = json.loads(rows[0][0]) if rows and rows[0][0] else {}
+    for command in advance.commands:
+        if isinstance(command, SetAttributes):
+            merged.update(command.attributes)
+            merged = {key: value for key, value in merged.items() if value}
+    if len(merged) > _MAX_ATTRIBUTES:
+        fault = Violation("/attributes", f"a run has at most {_MAX_ATTRIBUTES} attributes")
+        return Answer(Outcome.REFUSED, "INVALID_FRAME", fault.message, (fault,))
+    return merged

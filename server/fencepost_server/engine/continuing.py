@@ -1,0 +1,98 @@
+"""Continue as new: a run ends, and another one of the same chain goes on with its work, in one transaction.
+
+What moves along: signals that nobody has taken, the undo log, the dedupe key, the parent, the time by which the run has
+to have ended, labels. The new run takes the definition that is active, as every run that starts.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+
+from fencepost_server.domain.model import EventType, Payload, RunRow, RunState, TimerKind
+from fencepost_server.domain.ops import Advance
+from fencepost_server.domain.rows import TOP, Control
+from fencepost_server.engine import children, ending, flow
+from fencepost_server.engine.changes import NewRun
+from fencepost_server.engine.context import RunContext, Value
+
+
+async def continue_as_new(ctx: RunContext, advance: Advance) -> None:
+    """End the run as CONTINUED, and begin the next one."""
+    run, control = ctx.run, ctx.control
+    next_id = children.child_id(run.run_id, run.next_seq)
+    graph = ctx.env.active.get((run.namespace, run.workflow_id), ctx.graph)
+    chain = control.chain or run.run_id
+    attributes = (await ctx.read("attributes", run.run_id))[0][0]
+    new = RunRow(
+        run.run_id, run.namespace, run.workflow_id, graph.hash, run.user_id, run.priority, RunState.PENDING, 0, 1,
+        ctx.now, run.dedupe_key,
+    )  # fmt: skip
+    new.run_id = next_id
+    fresh = Control(parent=control.parent, depth=control.depth, chain=chain, previous_run=run.run_id)
+    new.control = fresh.to_json()
+    ctx.changes.rows.new_runs[next_id] = NewRun(
+        new, "", attributes, None if control.parent is None else control.parent[0], chain
+    )
+    for key, value in (json.loads(attributes) if attributes else {}).items():
+        ctx.changes.rows.add("insert_attribute", next_id, key, value, run.namespace, ctx.now)
+    following = RunContext(ctx.env, new, graph)
+    deadline = await ctx.read("timer", run.run_id, 1, TimerKind.RUN_TIMEOUT)
+    await _begin(following, ctx, advance.output or Payload(json="null"), deadline[0] if deadline else None)
+    await _move_signals(ctx, following)
+    _move_undo_log(ctx, following)
+    if run.dedupe_key:
+        ctx.changes.rows.add(
+            "move_key", run.namespace, run.workflow_id, run.dedupe_key, run.run_id, next_id, graph.hash
+        )
+    following.settle()
+    ctx.changes.changed.add(next_id)
+    _end(ctx, next_id)
+
+
+async def _begin(following: RunContext, ctx: RunContext, value: Payload, deadline: tuple[object, ...] | None) -> None:
+    detail: dict[str, object] = {"continued_from": ctx.run.run_id}
+    fire_at = None
+    if deadline is not None:
+        fire_at = deadline[4]
+        assert isinstance(fire_at, datetime)  # the column's type
+        detail["deadline_at"] = fire_at.isoformat()
+    following.event(EventType.RUN_STARTED, payload=value, detail=detail)
+    start = Value(1, value.size, value)
+    if isinstance(fire_at, datetime) and deadline is not None:
+        where = json.loads(str(deadline[5]))
+        following.start_timer(1, TimerKind.RUN_TIMEOUT, fire_at, 0, TOP, start, ms=where["ms"])
+    following.enter(0, TOP, start)
+    await flow.pump(following)
+
+
+async def _move_signals(ctx: RunContext, following: RunContext) -> None:
+    """Signals that nobody has taken come to the next run, in their order, as events of it."""
+    if not ctx.control.signals:
+        return
+    for name, size, json_text, binary, metadata, detail in await ctx.read("unread_signals", ctx.run.run_id):
+        payload = Payload(json_text, None if binary is None else bytes(binary), metadata)
+        seq = following.event(EventType.SIGNAL_RECEIVED, payload=payload, detail=json.loads(detail))
+        following.control.signals += 1
+        following.control.extras = True
+        following.changes.rows.add("insert_signal", following.run.run_id, seq, name, size)
+    following.inputs = False  # it has not begun to wait
+
+
+def _move_undo_log(ctx: RunContext, following: RunContext) -> None:
+    """The order stays: what is moved gets numbers below all of the new run."""
+    if ctx.control.undos:
+        following.control.undos = ctx.control.undos
+        following.control.undone = ctx.control.undone
+        following.control.extras = True
+        ctx.changes.rows.add("move_undo", ctx.run.run_id, following.run.run_id, ctx.run.next_seq)
+
+
+def _end(ctx: RunContext, next_id: str) -> None:
+    run, control = ctx.run, ctx.control
+    ctx.event(EventType.RUN_CONTINUED, detail={"next": next_id})
+    control.next_run = next_id
+    control.parent = None  # it hears of the chain's last run
+    control.undos = control.signals = 0
+    run.dedupe_key = ""  # which is the next run's by now
+    ending.end(ctx, RunState.CONTINUED)

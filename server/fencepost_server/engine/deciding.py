@@ -1,0 +1,515 @@
+"""The decider of code runs, seen from the server: the life of their DECIDE task, and what an Advance does.
+
+A code run has one DECIDE task, from its start until its function has ended. It is ready, leased, or idle: then the
+function waits, nobody holds anything of it, and the next event for it makes the task ready, or leases it again to the
+session that decided last. An Advance is compared with the token like every report (I2), and numbered besides, so that
+one that is repeated has its effect once (I6) and none is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from fencepost_server.domain.code import op_node
+from fencepost_server.domain.manifest import ManifestInvalid
+from fencepost_server.domain.model import (
+    DECIDE_TASK,
+    IDLE_UNTIL,
+    EventType,
+    Failure,
+    FailureKind,
+    LeasedTask,
+    Outcome,
+    Payload,
+    RunState,
+    TaskKind,
+    TaskRow,
+    TimerKind,
+    next_token,
+)
+from fencepost_server.domain.ops import (
+    Advance,
+    AdvanceAnswer,
+    AdvanceOutcome,
+    Decide,
+    HistoryEvent,
+    LocalStep,
+    ScheduleStep,
+    StartChild,
+)
+from fencepost_server.domain.retry import decide as decide_retry
+from fencepost_server.domain.rows import TOP, Decider, TaskExtra
+from fencepost_server.domain.violation import Violation
+from fencepost_server.engine import applying, continuing, ending, offering, steps
+from fencepost_server.engine.changes import NewTask, Ready
+from fencepost_server.engine.context import RunContext, Value, failure_json
+from fencepost_server.engine.operations import ALREADY_DONE, LEASE_LOST, OK, Answer, Commanded, Report, ReportKind
+
+_EXTRA = TaskExtra(kind=TaskKind.DECIDE, plan=("decide", "decide", "")).to_json()
+_LEASE_MS = 60_000
+_MAX_REFUSALS = 3
+_PAGE_BYTES = 1 << 20
+_ENDS = (AdvanceOutcome.COMPLETE, AdvanceOutcome.FAIL, AdvanceOutcome.CONTINUE_AS_NEW)
+_INPUTS = frozenset(
+    (EventType.STEP_COMPLETED, EventType.STEP_FAILED, EventType.TIMER_FIRED, EventType.SIGNAL_RECEIVED,
+     EventType.CHILD_ENDED, EventType.RUN_ENDING)
+)  # fmt: skip
+
+
+# The task
+
+
+def begin(ctx: RunContext, value: Value) -> None:
+    """The function is to be called."""
+    code = ctx.graph.code
+    assert code is not None  # only code runs have a function
+    ctx.control.decider = Decider()
+    row = TaskRow(
+        ctx.run.run_id, DECIDE_TASK, code.queue, code.handler, ctx.run.priority, 0, 1, value.size, ctx.now,
+        0, 0, 0, 0, 0, _LEASE_MS, None, None, None, None, extra=_EXTRA,
+    )  # fmt: skip
+    if ctx.control.paused:
+        offering.park_until_resumed(row)
+    ctx.changes.rows.new_tasks.append(NewTask(row, ctx.run.namespace))
+    ctx.control.extras = True
+    if row.resume_at is None:
+        ctx.ready(row)
+
+
+async def settle(ctx: RunContext) -> None:
+    """At the end of what a batch does to a code run: an event came that the function has to see."""
+    if not ctx.inputs:
+        return
+    ctx.inputs = False
+    control = ctx.control
+    decider = control.decider
+    if decider is None or decider.over or ctx.state.final:
+        return
+    if control.paused:
+        decider.awaited = True
+        ctx.settle()
+        return
+    if decider.idle:
+        decider.idle = False
+        await _wake(ctx, decider)
+        ctx.settle()
+        return
+    await _push(ctx)
+
+
+async def _wake(ctx: RunContext, decider: Decider) -> None:
+    """The task is leased to whoever decided last, with what has happened since, or ready for anyone."""
+    code, run = ctx.graph.code, ctx.run
+    assert code is not None  # only code runs have a decider
+    session = ctx.env.sticky(decider.session) if decider.session else None
+    if session is None:
+        ctx.changes.rows.add("wake_decider", run.run_id, ctx.now)
+        ctx.changes.ready.append(Ready(run.namespace, code.queue, code.handler, run.priority))
+        return
+    events = await _since(ctx, decider.known)
+    token = next_token(decider.token, ctx.env.epoch)
+    expires_at = ctx.now + timedelta(milliseconds=_LEASE_MS)
+    ctx.changes.rows.add("lease_decider", run.run_id, session.session_id, token, expires_at)
+    page = _page(events)
+    leased = LeasedTask(
+        run.run_id, DECIDE_TASK, token, run.namespace, run.workflow_id, run.definition_hash, code.handler, code.queue,
+        run.priority, "", 1, _LEASE_MS / 1000, None, Payload(json="null"), None, run.user_id, 0, session.last_frame(),
+        TaskKind.DECIDE,
+    )  # fmt: skip
+    leased.decide = Decide(
+        page, decider.known, run.next_seq - 1, decider.advance_no, decider.seen_seq, code.compatibility_id
+    )
+    ctx.changes.leased.append((session, leased))
+
+
+async def _push(ctx: RunContext) -> None:
+    """Whoever holds the run is told what has happened meanwhile; its next Advance is, in any case."""
+    rows = await ctx.read("open_task", ctx.run.run_id, DECIDE_TASK)
+    if not rows:
+        return
+    task = TaskRow(*rows[0])
+    if task.lease_session is None or not ctx.recent:
+        return
+    events = tuple(ctx.recent)
+    push = (task.lease_session, ctx.run.run_id, DECIDE_TASK, task.token, events[0].seq - 1, _page(events))
+    ctx.changes.pushed.append(push)
+
+
+async def _since(ctx: RunContext, seq: int) -> tuple[HistoryEvent, ...]:
+    """The events after ``seq``, those of this batch among them; of many only the first."""
+    if ctx.run.next_seq - 1 == seq:
+        return ()
+    if ctx.recent and ctx.recent[0].seq <= seq + 1:
+        return tuple(event for event in ctx.recent if event.seq > seq)
+    rows = await ctx.read("history", ctx.run.run_id, seq)
+    return tuple(history_event(row) for row in rows)
+
+
+def history_event(row: tuple[Any, ...]) -> HistoryEvent:
+    """From the columns of the statement history."""
+    seq, type_, at, task_id, token, attempt, json_text, binary, metadata, detail = row
+    payload = None
+    if json_text is not None or binary is not None:
+        payload = Payload(json_text, None if binary is None else bytes(binary), metadata)
+    return HistoryEvent(seq, type_, at, task_id, token, attempt, payload, detail)
+
+
+def _page(events: tuple[HistoryEvent, ...]) -> tuple[HistoryEvent, ...]:
+    """As many as one frame may take; a worker reads the rest."""
+    size = 0
+    for index, event in enumerate(events):
+        size += event.size
+        if size > _PAGE_BYTES:
+            return events[:index]
+    return events
+
+
+def resumed(ctx: RunContext) -> None:
+    """The end of a pause."""
+    decider = ctx.control.decider
+    if decider is not None and decider.awaited:
+        decider.awaited = False
+        ctx.inputs = True
+
+
+async def report(ctx: RunContext, report: Report, task: TaskRow) -> Answer:
+    """What became of a DECIDE task whose token is current."""
+    match report.kind:
+        case ReportKind.ADVANCE:
+            assert report.advance is not None  # the edge made it
+            return await _advance(ctx, report, task, report.advance)
+        case ReportKind.FAIL:
+            assert report.failure is not None  # the edge made it
+            return _failed(ctx, report, task, report.failure)
+        case ReportKind.RELEASE | ReportKind.UNDELIVERED:
+            task.redeliveries += 1
+            if task.redeliveries <= ctx.env.limits.free_redeliveries:
+                task.attempt -= 1
+                _give_back(ctx, report, task, 0.0)
+                return OK
+            message = "the task came back without having been begun too often"
+            return _failed(ctx, report, task, Failure(FailureKind.OPERATIONAL, "NOT_DELIVERED", message))
+        case ReportKind.EXPIRE:
+            if not steps.has_expired(ctx, task):
+                return LEASE_LOST
+            ctx.revoke(task, "LEASE_EXPIRED")
+            message = "the lease ran out without a heartbeat"
+            return _failed(ctx, report, task, Failure(FailureKind.OPERATIONAL, "LEASE_EXPIRED", message))
+        case _:
+            return Answer(Outcome.REFUSED, "INVALID_FRAME", "the task decides: it goes on with Advance")
+
+
+def _failed(ctx: RunContext, report: Report, task: TaskRow, failure: Failure) -> Answer:
+    """A worker could not decide. Another attempt, or the run waits for a person, or for another worker: no deploy and
+    no crash ends it.
+    """
+    failure = replace(failure, attempt=task.attempt, feedback=None)
+    task.operational_failures += 1
+    work = op_node("decide", "decide", "").work
+    assert work is not None  # it is a step's
+    retry = decide_retry(
+        work.retry, FailureKind.OPERATIONAL, task.operational_failures, 0, report.retry_after, ctx.env.random()
+    )
+    if retry is None:
+        told = f"workers failed {task.operational_failures} times to decide: {failure.code}: {failure.message}"
+        _block(ctx, report, task, Failure(FailureKind.PERMANENT, "DECIDER_FAILING", told))
+        return OK
+    task.last_failure = failure.to_json()
+    _give_back(ctx, report, task, retry.delay)
+    return OK
+
+
+def _give_back(ctx: RunContext, report: Report, task: TaskRow, delay: float) -> None:
+    """The task is ready again, for any worker that has the code."""
+    task.visible_at = ctx.now + timedelta(seconds=delay)
+    _for_all(ctx, task)
+    steps.hand_back(ctx, report, task, OK, delay)
+
+
+def _for_all(ctx: RunContext, task: TaskRow) -> None:
+    """No longer for one process only."""
+    code = ctx.graph.code
+    if code is not None and task.handler != code.handler:
+        task.handler = code.handler
+        ctx.changes.rows.add("name_decider", task.run_id, code.handler)
+
+
+def _block(ctx: RunContext, report: Report, task: TaskRow, failure: Failure) -> None:
+    """The run goes on when a worker comes that can, or by RetryRun."""
+    _for_all(ctx, task)
+    steps.park(ctx, report, task, failure)
+
+
+async def offered(ctx: RunContext, process_nonce: str) -> Commanded:
+    """A worker process with the code has come: it tries a run that is blocked, or that waits for another process."""
+    code, control = ctx.graph.code, ctx.control
+    decider = control.decider
+    rows = await ctx.read("open_task", ctx.run.run_id, DECIDE_TASK)
+    if code is None or decider is None or decider.over or control.paused or not rows:
+        return Commanded(ctx.state)
+    task = TaskRow(*rows[0])
+    if task.lease_session is not None or not (control.blocked or task.handler != code.handler):
+        return Commanded(ctx.state)
+    if control.blocked:
+        control.blocked = False
+        ctx.run.failure = None if control.ending is None else json.dumps(control.ending["failure"])
+        if control.ending is not None:
+            ctx.run.state = RunState.ENDING
+        ctx.event(EventType.RUN_RETRIED, detail={"reason": "a worker with its code has connected"})
+    handler = f"{code.handler}#{process_nonce}"
+    ctx.changes.rows.add("offer_decider", ctx.run.run_id, handler, ctx.now)
+    ctx.changes.ready.append(Ready(ctx.run.namespace, code.queue, handler, ctx.run.priority))
+    return Commanded(ctx.state)
+
+
+# Ends
+
+
+async def asked_to_end(ctx: RunContext, state: RunState, failure: Failure, grace: float) -> None:
+    """A cancel, or a timeout of the run: the function is told, may clean up for ``grace`` seconds, and can't refuse."""
+    control = ctx.control
+    ctx.run.failure = failure.to_json()
+    ctx.run.state = RunState.ENDING
+    control.ending = {"state": int(state), "failure": failure_json(failure), "retryable": False}
+    detail = {"state": int(state), "failure": failure_json(failure), "grace": grace}
+    seq = ctx.event(EventType.RUN_ENDING, detail=detail)
+    ctx.start_timer(seq, TimerKind.GRACE, ctx.now + timedelta(seconds=grace), 0, TOP, Value(0, 0))
+    if control.paused:
+        control.paused = False
+        for namespace, queue, handler, priority, _visible_at in await ctx.read("unpark", ctx.run.run_id):
+            ctx.changes.ready.append(Ready(namespace, queue, handler, priority))
+
+
+async def grace_over(ctx: RunContext) -> None:
+    """The function has not ended in its grace."""
+    if ctx.control.ending is not None and not ctx.is_ending:
+        await fence(ctx, "RUN_ENDED")
+        await ending.stop_open(ctx, 0.0)
+        await ending.go_on(ctx)
+
+
+async def fence(ctx: RunContext, reason: str) -> None:
+    """The function has no say any more: whoever holds the run loses it."""
+    decider = ctx.control.decider
+    if decider is None or decider.over:
+        return
+    for row in await ctx.read("open_task", ctx.run.run_id, DECIDE_TASK):
+        task = TaskRow(*row)
+        ctx.revoke(task, reason)
+        ctx.remove_task(task)
+    _over(ctx, decider)
+
+
+def _over(ctx: RunContext, decider: Decider) -> None:
+    decider.over = True
+    decider.idle = False
+    ctx.control.blocked = False
+
+
+# Advances
+
+
+def repeated(ctx: RunContext, report: Report) -> Answer | None:
+    """The answer to an Advance that was accepted before."""
+    decider = None if ctx.plain is None else ctx.plain.decider
+    advance = report.advance
+    if decider is None or advance is None or report.task_id != DECIDE_TASK:
+        return None
+    if advance.advance_no == decider.advance_no and report.digest.hex() == decider.digest:
+        return ALREADY_DONE
+    return None
+
+
+def advance_plain(ctx: RunContext, report: Report) -> Answer | None:
+    """An Advance with results of local steps alone, and nothing that the worker has not seen: what ``report`` would do,
+    in one go. It is most of what a busy server does for code runs. None: it is not that simple.
+    """
+    advance, task = report.advance, ctx.tasks.get(DECIDE_TASK)
+    control, run = ctx.plain, ctx.run
+    if advance is None or task is None or control is None or report.task_id != DECIDE_TASK:
+        return None
+    decider = control.decider
+    if (
+        decider is None
+        or advance.outcome is not AdvanceOutcome.CONTINUE
+        or task.token != report.token
+        or task.lease_session is None
+        or advance.advance_no != decider.advance_no + 1
+        or advance.seen_seq != run.next_seq - 1
+        or advance.taken_signals
+        or advance.ended_waits
+        or run.state not in (RunState.RUNNING, RunState.PENDING)
+        or task.attempt > 1
+        or task.operational_failures
+        or task.redeliveries
+        or "#" in task.handler
+        or run.next_seq + len(advance.commands) > ctx.env.limits.max_history_events
+    ):
+        return None
+    for command in advance.commands:
+        if type(command) is not LocalStep or command.options:
+            return None
+    first = run.next_seq
+    for command in advance.commands:
+        assert type(command) is LocalStep  # as was looked at above
+        applying.local_step(ctx, command, task.token)
+    _accepted(decider, report, advance)
+    control.began = True
+    ctx.settle()
+    seqs = tuple(range(first, run.next_seq))
+    return Answer(Outcome.OK, advance=AdvanceAnswer(seqs, run.last_event_at, (), run.next_seq - 1, True))
+
+
+def _accepted(decider: Decider, report: Report, advance: Advance) -> None:
+    decider.advance_no = advance.advance_no
+    decider.digest = report.digest.hex()
+    decider.seen_seq = advance.seen_seq
+
+
+async def _advance(ctx: RunContext, report: Report, task: TaskRow, advance: Advance) -> Answer:
+    control, run = ctx.control, ctx.run
+    decider = control.decider
+    assert decider is not None  # its task is there
+    if (refused := _cannot_be(ctx, decider, advance)) is not None:
+        return refused
+    if advance.outcome is AdvanceOutcome.BLOCK:
+        assert advance.failure is not None  # the edge saw to it
+        _block(ctx, report, task, replace(advance.failure, kind=FailureKind.PERMANENT, feedback=None))
+        return OK
+    if run.next_seq + len(advance.commands) > ctx.env.limits.max_history_events and advance.outcome not in _ENDS:
+        message = f"the history of the run would have more than {ctx.env.limits.max_history_events} events"
+        _block(ctx, report, task, Failure(FailureKind.PERMANENT, "HISTORY_TOO_LONG", message))
+        return OK
+    unseen = await _since(ctx, advance.seen_seq)
+    if advance.outcome is AdvanceOutcome.CONTINUE_AS_NEW and (refused := _cannot_continue(ctx, advance)) is not None:
+        return refused
+    applied = await applying.apply(ctx, task, advance)
+    if isinstance(applied, Answer):
+        return applied
+    control.began = True
+    _accepted(decider, report, advance)
+    _for_all(ctx, task)
+    kept, refused_end = True, False
+    if advance.outcome in _ENDS and _must_see(ctx, decider, advance, unseen):
+        decider.refusals += 1
+        refused_end = True
+    elif advance.outcome in _ENDS:
+        kept = False
+        decider.session = task.lease_session or ""
+        ctx.remove_task(task)
+        _over(ctx, decider)
+        await _ended(ctx, advance)
+    elif control.paused or (advance.outcome is AdvanceOutcome.WAIT and not unseen and not ctx.inputs):
+        kept = False
+        _let_go(ctx, task, decider, idle=advance.outcome is AdvanceOutcome.WAIT and not unseen)
+    if kept:
+        decider.refusals = decider.refusals if refused_end else 0
+        if task.attempt > 1 or task.operational_failures or task.redeliveries:
+            task.attempt, task.operational_failures, task.redeliveries = 1, 0, 0
+            ctx.changes.rows.add("reset_decider", run.run_id)
+    last_seq = run.next_seq - 1
+    if not kept:
+        decider.known = last_seq
+    page = _page(unseen)
+    return Answer(Outcome.OK, advance=AdvanceAnswer(applied, run.last_event_at, page, last_seq, kept, refused_end))
+
+
+def _cannot_be(ctx: RunContext, decider: Decider, advance: Advance) -> Answer | None:
+    """Why an Advance is refused, and nothing of it done."""
+    if advance.advance_no != decider.advance_no + 1:
+        message = f"advance_no {advance.advance_no} came where {decider.advance_no + 1} was expected"
+        return Answer(Outcome.REFUSED, "ADVANCE_OUT_OF_ORDER", message)
+    if not decider.seen_seq <= advance.seen_seq < ctx.run.next_seq:
+        message = f"seen_seq must be from {decider.seen_seq} to {ctx.run.next_seq - 1}"
+        return Answer(Outcome.REFUSED, "INVALID_FRAME", message)
+    faults: list[Violation] = []
+    for index, command in enumerate(advance.commands):
+        try:
+            if isinstance(command, LocalStep) and not (command.name.isprintable() and 0 < len(command.name) <= 200):
+                faults.append(Violation(f"/commands/{index}/name", "must be 1 to 200 printable characters"))
+            elif isinstance(command, ScheduleStep):
+                op_node("step", command.handler, command.options)
+            elif isinstance(command, StartChild):
+                op_node("child", command.workflow_id, command.options)
+            elif isinstance(command, LocalStep) and command.options:
+                op_node("local", command.name, command.options)
+        except ManifestInvalid as error:
+            faults += [Violation(f"/commands/{index}{v.path}", v.message) for v in error.violations]
+    if faults:
+        return Answer(Outcome.REFUSED, "INVALID_FRAME", "commands have faults", tuple(faults))
+    return None
+
+
+def _must_see(ctx: RunContext, decider: Decider, advance: Advance, unseen: tuple[HistoryEvent, ...]) -> bool:
+    """The function ends without having seen events that it might have acted on. After three times, signals do not count
+    any more: they might come for ever.
+    """
+    if ctx.control.ending is not None and not ctx.is_ending and advance.outcome is not AdvanceOutcome.CONTINUE_AS_NEW:
+        return False  # what it ends as is decided
+    inputs = [event for event in unseen if event.type in _INPUTS]
+    if advance.outcome is AdvanceOutcome.CONTINUE_AS_NEW:
+        return any(event.type != EventType.SIGNAL_RECEIVED for event in inputs)
+    if decider.refusals >= _MAX_REFUSALS:
+        inputs = [event for event in inputs if event.type != EventType.SIGNAL_RECEIVED]
+    return bool(inputs)
+
+
+def _let_go(ctx: RunContext, task: TaskRow, decider: Decider, *, idle: bool) -> None:
+    """The worker gives the run back: nobody holds it until there is an event, or the end of a pause."""
+    session = task.lease_session or ""
+    task.attempt = task.operational_failures = task.redeliveries = 0
+    task.last_failure = None
+    task.visible_at = IDLE_UNTIL if idle else ctx.now
+    if ctx.control.paused:
+        offering.back_to_ready(ctx, task, 0.0)
+    else:
+        offering.back_to_ready(ctx, task, None)
+    decider.idle = idle
+    decider.token = task.token
+    decider.session = session
+    decider.refusals = 0
+
+
+async def _ended(ctx: RunContext, advance: Advance) -> None:
+    """The function has ended, and was let."""
+    control = ctx.control
+    if control.ending is not None:
+        ctx.changes.rows.add("delete_grace", ctx.run.run_id)
+        await ending.stop_open(ctx, ctx.env.limits.cancel_grace)
+        await ending.go_on(ctx)
+    elif advance.outcome is AdvanceOutcome.FAIL:
+        assert advance.failure is not None  # the edge saw to it
+        await ending.begin(ctx, RunState.FAILED, replace(advance.failure, feedback=None), retryable=False)
+    elif advance.outcome is AdvanceOutcome.CONTINUE_AS_NEW:
+        await continuing.continue_as_new(ctx, advance)
+    else:
+        await _completed(ctx, advance)
+
+
+async def _completed(ctx: RunContext, advance: Advance) -> None:
+    output = advance.output or Payload(json="null")
+    if output.binary is None:
+        faults = [fault for check in ctx.graph.output_checks for fault in check.violations(advance.value)]
+        if faults:
+            told = "; ".join(f"{fault.path or 'output'}: {fault.message}" for fault in faults[:10])
+            message = f"the output breaks the schema of the workflow: {told}"
+            failure = Failure(FailureKind.PERMANENT, "OUTPUT_SCHEMA_MISMATCH", message)
+            await ending.begin(ctx, RunState.FAILED, failure, retryable=False)
+            return
+    await ending.stop_open(ctx, 0.0)
+    detail = {"unread_signals": ctx.control.signals} if ctx.control.signals else None
+    ctx.run.output_seq = ctx.event(EventType.RUN_COMPLETED, input_seq=ctx.run.next_seq, payload=output, detail=detail)
+    ctx.output_size = output.size
+    ending.end(ctx, RunState.COMPLETED)
+
+
+def _cannot_continue(ctx: RunContext, advance: Advance) -> Answer | None:
+    control = ctx.control
+    opens = any(isinstance(command, ScheduleStep | StartChild) for command in advance.commands)
+    if control.ending is None and (control.open_steps or control.open_children or opens):
+        message = "a run can't continue as new while steps or children of it are open"
+        return Answer(Outcome.REFUSED, "ILLEGAL_TRANSITION", message)
+    return None
