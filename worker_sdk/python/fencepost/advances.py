@@ -82,7 +82,11 @@ class Asked:
     query: pb.Query
 
 
-News: TypeAlias = Given | Answered | Refused | Lost | Pushed | Behind | Asked
+class Leaving:
+    """A session leaves: what it holds is brought to an end or given back."""
+
+
+News: TypeAlias = Given | Answered | Refused | Lost | Pushed | Behind | Asked | Leaving
 
 
 class Advances:

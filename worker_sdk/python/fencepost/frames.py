@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fencepost.failure import Completed, Failed
 from fencepost.models import FAILURE_KIND_NUMBERS, fill_payload, payload_size
+from fencepost.v1 import run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 
 if TYPE_CHECKING:
@@ -66,15 +67,20 @@ def fill_outcomes(frame: pb.SessionRequest, leases: Iterable[Lease]) -> None:
             fill_ref(frame.release.items.add().task, lease)
 
 
+def fill_failure(failure: run_pb2.Failure, outcome: Failed) -> None:
+    """Write why something failed into an empty Failure."""
+    failure.kind = FAILURE_KIND_NUMBERS[outcome.kind]
+    failure.code = outcome.code
+    failure.message = outcome.message
+    if outcome.feedback is not None:
+        fill_payload(failure.feedback, outcome.feedback)
+        # Present even if it is null, which leaves the payload empty.
+        failure.feedback.SetInParent()
+
+
 def _fill_failure(item: pb.FailItem, lease: Lease, outcome: Failed) -> None:
     fill_ref(item.task, lease)
-    item.failure.kind = FAILURE_KIND_NUMBERS[outcome.kind]
-    item.failure.code = outcome.code
-    item.failure.message = outcome.message
-    if outcome.feedback is not None:
-        fill_payload(item.failure.feedback, outcome.feedback)
-        # Present even if it is null, which leaves the payload empty.
-        item.failure.feedback.SetInParent()
+    fill_failure(item.failure, outcome)
     if outcome.retry_after is not None:
         nanos, seconds = math.modf(outcome.retry_after)
         item.retry_after.seconds = int(seconds)

@@ -12,13 +12,21 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 
 from fencepost.channel import MESSAGE_SLACK, Backoff, Targets, channel_options
-from fencepost.errors import AccessDenied, FencepostError, SessionRefused, Unreachable
+from fencepost.errors import (
+    AccessDenied,
+    DefinitionDrift,
+    DefinitionRemoved,
+    FencepostError,
+    InvalidManifest,
+    SessionRefused,
+    Unreachable,
+)
 from fencepost.lease import clock
 from fencepost.status import error_of
 from fencepost.v1 import worker_service_pb2 as pb
@@ -45,7 +53,10 @@ _FATAL_REASONS = frozenset({"UNSUPPORTED_PROTOCOL", "INVALID_HELLO", "HELLO_REQU
 
 
 class Link:
-    """Keeps one session connected until it is over. ``apply`` does what the session asks for."""
+    """Keeps one session connected until it is over. ``apply`` does what the session asks for; ``prepare`` is done over
+    each new channel before the stream, and may raise FencepostError. ``channel`` is that of the stream, while there
+    is one.
+    """
 
     def __init__(
         self,
@@ -53,11 +64,14 @@ class Link:
         targets: Targets,
         backoff: Backoff,
         apply: Callable[[Link, Effects], None],
+        prepare: Callable[[grpc.aio.Channel], Awaitable[None]] | None = None,
     ) -> None:
         self.session = session
         self._targets = targets
         self._backoff = backoff
         self._apply = apply
+        self._prepare = prepare
+        self.channel: grpc.aio.Channel | None = None
         self._wake = asyncio.Event()
         self._rebuild = asyncio.Event()
         self._retick = asyncio.Event()
@@ -127,9 +141,19 @@ class Link:
         """Serve one stream until it ends. Returns its error; None if it ended well or from this side."""
         options = channel_options(self.session.identity.max_frame_bytes + MESSAGE_SLACK)
         channel = grpc.aio.insecure_channel(self._targets.current, options=options)
+        try:
+            if self._prepare is not None:
+                await self._prepare(channel)
+        except FencepostError as error:
+            await channel.close()
+            return error
+        except BaseException:
+            await channel.close()
+            raise
         call: Call = rpc.WorkerServiceStub(channel).Session()
         self._rebuild.clear()
         self.session.begin(clock())
+        self.channel = channel
         reader = asyncio.create_task(self._read(call))
         writer = asyncio.create_task(self._write(call))
         rebuild = asyncio.create_task(self._rebuild.wait())
@@ -143,6 +167,7 @@ class Link:
         finally:
             for task in tasks:
                 task.cancel()
+            self.channel = None
             status = await self._status(call)
             self.session.end()
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -227,18 +252,23 @@ class Link:
             return True
         if isinstance(error, SessionRefused):
             return error.reason in _FATAL_REASONS
+        if isinstance(error, InvalidManifest | DefinitionDrift | DefinitionRemoved):
+            # Of its workflows, which are registered first.
+            return True
         # Something else listens there. Once it was our server, this can only be a moment of its restart.
         return error.reason == "UNIMPLEMENTED" and not self._was_open
 
     def _log_connected(self, *, again: bool) -> None:
         identity = self.session.identity
-        queues = sorted({step.queue for step in identity.steps.values()})
+        workflows = identity.workflows.values()
+        queues = sorted({step.queue for step in identity.steps.values()} | {flow.queue for flow in workflows})
         logger.info(
-            "worker %s %s to %s: %d handlers on %s, %d slots, session %s",
+            "worker %s %s to %s: %d handlers%s on %s, %d slots, session %s",
             identity.worker_name,
             "reconnected" if again else "connected",
             self._targets.current,
             len(identity.steps),
+            f" and {len(workflows)} workflows" if workflows else "",
             f"queue {queues[0]}" if len(queues) == 1 else f"{len(queues)} queues",
             self.session.capacity,
             self.session.session_id,

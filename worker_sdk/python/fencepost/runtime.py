@@ -14,16 +14,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import grpc
+
+from fencepost.advances import Given, Leaving
 from fencepost.channel import Backoff, Targets
 from fencepost.checkpoints import Saving
+from fencepost.decider import Decider, Limits
 from fencepost.executor import Executor
 from fencepost.failure import Released
+from fencepost.history_pages import HistoryPages, Page, Reading
 from fencepost.identity import Identity
+from fencepost.lease import DecideLease
 from fencepost.link import Link
+from fencepost.queries import Answer
+from fencepost.registering import Registering
 from fencepost.session import Session
 
 if TYPE_CHECKING:
-    from fencepost.lease import Lease
+    from fencepost.lease import Lease, Owner
     from fencepost.ledger import Counters, Effects
 
 logger = logging.getLogger("fencepost.worker")
@@ -31,6 +39,7 @@ logger = logging.getLogger("fencepost.worker")
 MAX_LEAVING_LINKS = 4
 ABANDON_TIMEOUT = 5.0
 SETTLE_SECONDS = 0.02
+WATCH_INTERVAL = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,9 @@ class Settings:
     identity: Identity
     targets: Targets
     slots: int
+    workflow_slots: int
+    workflow_cache: int
+    deadlock_timeout: float
     drain_timeout: float
     cancel_after_lease: float | None
 
@@ -64,11 +76,26 @@ class Runtime:
         self._stopping = False
         self._hurry = asyncio.Event()
         self._executor = Executor(users_loop, asyncio.get_running_loop(), settings.slots, self._deliver)
+        identity = settings.identity
+        self._registering = Registering(identity.namespace, identity.workflows.values())
+        self._decider: Decider | None = None
+        self._pages: HistoryPages | None = None
+        if identity.workflows:
+            limits = Limits(settings.workflow_slots, settings.workflow_cache, settings.deadlock_timeout)
+            self._decider = Decider(
+                identity.workflows, users_loop, asyncio.get_running_loop(), limits, self._deliver_decisions
+            )
+            self._pages = HistoryPages(identity.namespace, self._channel_of, self._tell_page)
 
     @property
     def held_count(self) -> int:
         """How many leases the worker holds, over all its sessions."""
         return sum(link.session.held_count for link in list(self._links))
+
+    @property
+    def cached_count(self) -> int:
+        """How many code runs are in memory."""
+        return self._decider.cached if self._decider is not None else 0
 
     def stop(self, *, now: bool = False) -> None:
         """Take no new tasks, finish and end; ``now`` does not wait for what runs."""
@@ -80,6 +107,7 @@ class Runtime:
     async def main(self) -> None:
         """Work until stopped. Raises FencepostError if a server refuses the worker for good."""
         error: BaseException | None = None
+        watch = asyncio.create_task(self._watch_turns())
         try:
             while not self._stopping:
                 if self._current is None and len(self._links) <= MAX_LEAVING_LINKS:
@@ -92,6 +120,15 @@ class Runtime:
             await self._drain()
         finally:
             await self._end()
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+    async def _watch_turns(self) -> None:
+        """See to it that no workflow holds up the others, from this thread, because theirs is the one held up."""
+        if self._decider is not None:
+            while True:
+                await asyncio.sleep(min(WATCH_INTERVAL, self._settings.deadlock_timeout / 4))
+                self._decider.watchdog.check()
 
     def _open(self, delay: float) -> None:
         settings = self._settings
@@ -99,9 +136,10 @@ class Runtime:
             settings.identity,
             self._counters,
             capacity=settings.slots,
+            workflow_capacity=settings.workflow_slots if self._decider is not None else 0,
             cancel_after_lease=settings.cancel_after_lease,
         )
-        link = Link(session, settings.targets, self._backoff, self._apply)
+        link = Link(session, settings.targets, self._backoff, self._apply, self._registering)
         self._current = link
         task = asyncio.create_task(link.run(delay))
         self._links[link] = task
@@ -117,7 +155,7 @@ class Runtime:
                     self._current = None
                 if not task.cancelled() and (error := task.exception()) is not None:
                     # Nobody will ever take what its steps say; those that wait for an answer must not wait for ever.
-                    self._cancel(link.session.cut_off().cancel)
+                    self._cut_off(link)
                     return error
         self._share_slots()
         return None
@@ -133,11 +171,14 @@ class Runtime:
             self._executor.submit(effects.start)
         if effects.cancel:
             self._cancel(effects.cancel)
+        if effects.news:
+            self._tell(link, effects)
         if effects.drain and link is self._current and not self._stopping:
             logger.info("the server asks to be left: a new session is made, this one finishes its tasks")
             self._current = None
             self._settings.targets.advance()
             link.leave()
+            self._tell_leaving()
             self._changed.set()
         if link.session.is_open:
             self._on_connected()
@@ -161,17 +202,62 @@ class Runtime:
         for link in self._links:
             link.wake()
 
+    # Between the links and the decider.
+
+    def _tell(self, link: Link, effects: Effects) -> None:
+        """Let the decider know, but for new tasks when the worker wants no more."""
+        if self._decider is None:
+            return
+        if self._stopping:
+            for heard in effects.news:
+                if isinstance(heard, Given):
+                    link.session.release(heard.lease)
+            self._decider.tell([heard for heard in effects.news if not isinstance(heard, Given)])
+        else:
+            self._decider.tell(effects.news)
+
+    def _tell_leaving(self) -> None:
+        if self._decider is not None:
+            self._decider.tell([Leaving()])
+
+    def _tell_page(self, page: Page) -> None:
+        if self._decider is not None:
+            self._decider.tell([page])
+
+    def _channel_of(self, owner: Owner | None) -> grpc.aio.Channel | None:
+        """Where the histories of a session's runs can be read now."""
+        return next((link.channel for link in self._links if link.session is owner), None)
+
+    def _deliver_decisions(self) -> None:
+        if self._decider is None or self._pages is None:
+            return
+        for said in self._decider.take():
+            if isinstance(said, Reading):
+                self._pages.read(said)
+            elif isinstance(said, Answer):
+                said.session.answer(said.item)
+            else:
+                lease, what = said
+                if isinstance(lease.owner, Session):
+                    lease.owner.decided(lease, what)
+        for link in self._links:
+            link.wake()
+
     def _share_slots(self) -> None:
         """Offer on the current session what the others and the zombies leave of the slots."""
         current = self._current
         if current is None or self._stopping:
             return
-        taken = self._counters.zombies
+        session = current.session
+        taken, decided = self._counters.zombies, 0
         if len(self._links) > 1:
-            taken += sum(link.session.held_count for link in self._links if link is not current)
+            others = [link.session.ledger for link in self._links if link is not current]
+            decided = sum(ledger.decide_count for ledger in others)
+            taken += sum(len(ledger.held) for ledger in others) - decided
         capacity = max(0, self._settings.slots - taken)
-        if capacity != current.session.capacity:
-            current.session.capacity = capacity
+        workflow_capacity = max(0, self._settings.workflow_slots - decided) if self._decider is not None else 0
+        if (capacity, workflow_capacity) != (session.capacity, session.workflow_capacity):
+            session.capacity, session.workflow_capacity = capacity, workflow_capacity
             current.wake()
 
     # The end.
@@ -182,19 +268,27 @@ class Runtime:
         for link in self._links:
             link.leave()
             self._give_back(link)
+        self._tell_leaving()
         if await self._wait_for_links(self._settings.drain_timeout, hurry=True):
             return
         logger.warning("%d steps have not ended in time and are cut off", self.held_count)
         for link in self._links:
             self._give_back(link)
-            self._cancel(link.session.cut_off().cancel)
+            self._cut_off(link)
             link.wake()
         if any(link.session.is_open for link in self._links):
             await self._wait_for_links(ABANDON_TIMEOUT, hurry=False)
 
+    def _cut_off(self, link: Link) -> None:
+        """End what still runs of a session's, without waiting for it."""
+        effects = link.session.cut_off()
+        self._cancel(effects.cancel)
+        self._tell(link, effects)
+
     def _give_back(self, link: Link) -> None:
         """Release what the steps' loop and threads have not come to."""
-        held = [lease for lease in link.session.ledger.held.values() if lease.outcome is None]
+        held = [lease for lease in link.session.ledger.held.values() if not isinstance(lease, DecideLease)]
+        held = [lease for lease in held if lease.outcome is None]
         for lease in self._executor.withdraw(held):
             link.session.release(lease)
         link.wake()
@@ -220,10 +314,14 @@ class Runtime:
     async def _end(self) -> None:
         """End whatever is left, without waiting for it."""
         for link, task in self._links.items():
-            self._cancel(link.session.cut_off().cancel)
+            self._cut_off(link)
             task.cancel()
         await asyncio.gather(*self._links.values(), return_exceptions=True)
         self._links.clear()
         self._executor.close()
+        if self._decider is not None:
+            self._decider.close()
+        if self._pages is not None:
+            await self._pages.close()
         # Let gRPC deliver the last of its events while this loop is there; see `Link._close`.
         await asyncio.sleep(SETTLE_SECONDS)

@@ -1,9 +1,9 @@
 """The worker: takes tasks from a server and runs its steps, until it is told to stop.
 
 Two threads and a pool: the session (gRPC, heartbeats, pongs) has a thread and a loop of its own; async
-handlers run on another loop; sync handlers in up to ``slots`` threads. So a handler that blocks its loop or
-its thread silences nothing. (Code in C that keeps the interpreter's lock for as long as a lease does: run it
-in a process of its own.)
+handlers and code workflows run on another loop; sync handlers in up to ``slots`` threads. So a handler that
+blocks its loop or its thread silences nothing. (Code in C that keeps the interpreter's lock for as long as a
+lease does: run it in a process of its own.)
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fencepost.channel import Targets
-from fencepost.identity import Identity
+from fencepost.identity import Identity, WorkflowKey
 from fencepost.ledger import Counters
 from fencepost.runtime import Runtime, Settings
 from fencepost.steps import Step
+from fencepost.workflow import Workflow
 
 logger = logging.getLogger("fencepost.worker")
 
@@ -43,7 +44,9 @@ class WorkerStats:
 
     ``started`` steps were taken; ``completed`` and ``failed`` outcomes were recorded by the server; ``lost``
     leases went to somebody else or ended otherwise; ``released`` were given back; ``held`` are here now;
-    ``reconnects`` counts sessions after the first.
+    ``reconnects`` counts sessions after the first. Of code workflows, ``advanced`` counts what was decided and
+    recorded, and ``cached`` are the runs in memory now; tasks to decide are among ``held`` and the rest, but for
+    ``started``.
     """
 
     started: int
@@ -53,13 +56,18 @@ class WorkerStats:
     released: int
     held: int
     reconnects: int
+    advanced: int = 0
+    cached: int = 0
 
 
 class Worker:
-    """Runs steps for the servers at ``target`` ("host:port", several separated by commas).
+    """Runs steps and code workflows for the servers at ``target`` ("host:port", several separated by commas).
 
     ``steps`` are handlers made with `fencepost.step` and `fencepost.undo`; at most ``slots`` of their attempts run at
-    a time.
+    a time. ``workflows`` are made with `fencepost.workflow`, and are registered with the server at the start; at most
+    ``workflow_slots`` of their runs are at work at a time, and about ``workflow_cache`` are kept in memory, where
+    they wait for their next event. A workflow that does not come to a wait within ``deadlock_timeout`` seconds is
+    interrupted.
     ``drain_timeout`` is how long, in seconds, a stopped worker lets steps finish before it cuts them off.
     ``cancel_after_lease`` cancels a step when its lease could not be renewed for that many seconds after its
     end; by default a step goes on while no server can be heard, because the server, when it is back, decides
@@ -69,9 +77,13 @@ class Worker:
     def __init__(
         self,
         target: str,
-        steps: Sequence[Step[..., Any]],
+        steps: Sequence[Step[..., Any]] = (),
         *,
+        workflows: Sequence[Workflow[..., Any]] = (),
         slots: int = 10,
+        workflow_slots: int = 200,
+        workflow_cache: int = 1000,
+        deadlock_timeout: float = 2.0,
         namespace: str = "default",
         name: str | None = None,
         drain_timeout: float = 30.0,
@@ -81,11 +93,21 @@ class Worker:
     ) -> None:
         if not 1 <= slots <= MAX_SLOTS:
             raise ValueError(f"slots must be 1 to {MAX_SLOTS}, not {slots}")
+        if not 1 <= workflow_slots <= MAX_SLOTS:
+            raise ValueError(f"workflow_slots must be 1 to {MAX_SLOTS}, not {workflow_slots}")
+        if workflow_cache < 0:
+            raise ValueError(f"workflow_cache must not be negative: {workflow_cache}")
+        if deadlock_timeout <= 0:
+            raise ValueError(f"deadlock_timeout must be positive: {deadlock_timeout}")
         if drain_timeout < 0:
             raise ValueError(f"drain_timeout must not be negative: {drain_timeout}")
         self._targets = Targets(target)
-        self._steps = _by_name(steps)
+        self._workflows = _by_key(workflows)
+        self._steps = _by_name(steps, needed=not self._workflows)
         self._slots = slots
+        self._workflow_slots = workflow_slots
+        self._workflow_cache = workflow_cache
+        self._deadlock_timeout = deadlock_timeout
         self._namespace = namespace
         self._name = name or f"{socket.gethostname()}-{os.getpid()}"[:MAX_WORKER_NAME]
         self._drain_timeout = drain_timeout
@@ -189,6 +211,8 @@ class Worker:
             released=counters.released,
             held=runtime.held_count if runtime is not None else 0,
             reconnects=max(0, counters.connects - 1),
+            advanced=counters.advanced,
+            cached=runtime.cached_count if runtime is not None else 0,
         )
 
     # Inside.
@@ -196,6 +220,8 @@ class Worker:
     def _claim(self) -> None:
         for handler in self._steps.values():
             handler.prepare()
+        for workflow in self._workflows.values():
+            workflow.prepare()
         with self._lock:
             if self._running:
                 raise RuntimeError("this worker runs already")
@@ -216,11 +242,15 @@ class Worker:
             steps=self._steps,
             labels=self._labels,
             max_frame_bytes=self._max_frame_bytes,
+            workflows=self._workflows,
         )
         settings = Settings(
             identity=identity,
             targets=self._targets,
             slots=self._slots,
+            workflow_slots=self._workflow_slots,
+            workflow_cache=self._workflow_cache,
+            deadlock_timeout=self._deadlock_timeout,
             drain_timeout=self._drain_timeout,
             cancel_after_lease=self._cancel_after_lease,
         )
@@ -308,8 +338,26 @@ def _version() -> str:
         return "unknown"
 
 
-def _by_name(steps: Sequence[Step[..., Any]]) -> Mapping[str, Step[..., Any]]:
-    """The handlers by name.
+def _by_key(workflows: Sequence[Workflow[..., Any]]) -> Mapping[WorkflowKey, Workflow[..., Any]]:
+    """The workflows by id and compatibility_id.
+
+    Raises TypeError for what is none, ValueError for two that can't be told apart, or too many.
+    """
+    by_key: dict[WorkflowKey, Workflow[..., Any]] = {}
+    for offered in workflows:
+        if not isinstance(offered, Workflow):
+            raise TypeError(f"{offered!r} is not a workflow: decorate it with @fencepost.workflow(id, …)")
+        key = (offered.workflow_id, offered.compatibility_id)
+        if key in by_key:
+            raise ValueError(f"two workflows are {offered.workflow_id!r} with compatibility_id {key[1]!r}")
+        by_key[key] = offered
+    if len(by_key) > MAX_HANDLERS:
+        raise ValueError(f"a worker has at most {MAX_HANDLERS} workflows, not {len(by_key)}")
+    return by_key
+
+
+def _by_name(steps: Sequence[Step[..., Any]], *, needed: bool) -> Mapping[str, Step[..., Any]]:
+    """The handlers by name; at least one if ``needed``.
 
     Raises TypeError for what is none, ValueError for two of one name or a wrong number.
     """
@@ -322,7 +370,7 @@ def _by_name(steps: Sequence[Step[..., Any]]) -> Mapping[str, Step[..., Any]]:
         if handler.name in by_name:
             raise ValueError(f"two handlers are named {handler.name!r}")
         by_name[handler.name] = handler
-    if not 1 <= len(by_name) <= MAX_HANDLERS:
+    if not needed <= len(by_name) <= MAX_HANDLERS:
         raise ValueError(f"a worker has 1 to {MAX_HANDLERS} handlers, not {len(by_name)}")
     return by_name
 

@@ -1,0 +1,120 @@
+"""Interrupts turns of workflows that do not end: `while True: pass` in one of them must not stop the others.
+
+A turn is the time from an event until the workflow's function waits again; it has nothing to wait for, so one that
+lasts for seconds is stuck. Another thread (the session's) raises `TurnInterrupted` in the thread of the turns, and
+again each second until the turn ends: code may catch it. What can't be interrupted so is code in C.
+
+The one who ends a turn and the one who interrupts it use a lock, so that nothing but a turn is ever interrupted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+logger = logging.getLogger("fencepost.worker")
+
+AGAIN_AFTER = 1.0
+ALARM_AFTER = 10.0
+
+_raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
+
+
+class TurnInterrupted(BaseException):
+    """A turn of a workflow took too long. Not to be caught by the workflow: it would only be raised again."""
+
+
+class Watchdog:
+    """Watches the turns in one thread. ``limit`` is how long one may take, in seconds."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._began = 0.0
+        self._thread = 0
+        self._subject: object = ""
+        self._extra = 0.0
+        self._interrupts = 0
+        self._alarms = 0
+
+    # In the thread of the turns.
+
+    def run(self, subject: object, extra: float, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do ``work`` as one turn of ``subject``, whose text is for the log. It may take ``extra`` seconds more.
+
+        Raises TurnInterrupted if it was interrupted, whatever came of that.
+        """
+        try:
+            self._subject = subject
+            self._extra = extra
+            self._thread = threading.get_ident()
+            self._began = time.monotonic()
+            try:
+                return work(*args, **kwargs)
+            finally:
+                if self._end():
+                    raise TurnInterrupted
+        except TurnInterrupted:
+            # It may also have come in the midst of the end.
+            self._end()
+            raise
+
+    def _end(self) -> bool:
+        """The turn has ended; tells whether it was interrupted. May raise TurnInterrupted: then call it again."""
+        interrupted = False
+        while self._began:
+            try:
+                with self._lock:
+                    interrupted = interrupted or self._interrupts > 0
+                    self._interrupts = self._alarms = 0
+                    self._began = 0.0
+            except TurnInterrupted:
+                interrupted = True
+        if interrupted:
+            # One that is still to come would meet whatever runs next.
+            _raise_in_thread(ctypes.c_ulong(self._thread), ctypes.py_object())
+        return interrupted
+
+    # In another thread.
+
+    def check(self) -> None:
+        """Interrupt the turn under way if it takes too long; to be called a few times a second."""
+        began = self._began
+        if not began:
+            return
+        lasted = time.monotonic() - began
+        if lasted < self.limit + self._extra + self._interrupts * AGAIN_AFTER:
+            return
+        with self._lock:
+            if self._began != began:
+                return
+            self._interrupts += 1
+            _raise_in_thread(ctypes.c_ulong(self._thread), ctypes.py_object(TurnInterrupted))
+        if self._interrupts == 1:
+            logger.error(
+                "%s does not come to a wait: its turn is interrupted after %.1f s, at\n%s",
+                self._subject,
+                lasted,
+                self._where(),
+            )
+        elif lasted >= ALARM_AFTER * (self._alarms + 1):
+            self._alarms += 1
+            logger.critical(
+                "%s holds up every workflow of this worker for %.0f s and can't be interrupted, at\n%s",
+                self._subject,
+                lasted,
+                self._where(),
+            )
+
+    def _where(self) -> str:
+        frame = sys._current_frames().get(self._thread)
+        return "(it has just ended)" if frame is None else "".join(traceback.format_stack(frame)[-8:]).rstrip()
