@@ -53,6 +53,9 @@ class _Unguarded:
         turn.depth = self._depth
 
 
+# Frames of these are around workflow code: whoever logs, imports or destroys outside of them excuses nothing.
+_AROUND_TURNS = frozenset({"fencepost.deterministic.loop", "fencepost.deterministic.eviction"})
+
 _GUARDED = _Guarded()
 _installed = False
 
@@ -82,7 +85,7 @@ def install() -> None:
 def _excused(frame: FrameType | None) -> bool:
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
-        if module.startswith("fencepost.deterministic."):
+        if module in _AROUND_TURNS:
             return False
         if module == "logging" or module.startswith(("logging.", "importlib._bootstrap")):
             return True
