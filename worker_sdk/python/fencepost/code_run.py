@@ -1,45 +1,53 @@
-"""One run of a code workflow in memory: fed events, it runs the function and says what is to be done. No I/O.
+"""One run of a code workflow in memory: fed numbered events, it runs the function and says what is to be done.
 
-Used by one thread at a time.
+The function is fed inputs only (results, signals, timers, its cancellation), one at a time in the order of their
+numbers, and runs until it blocks after each; events that record what it asked for are only matched. So what it does
+depends on the order of events alone. A local step's result is an input like any other: it is sent first, and fed when
+its Advance was accepted, after all events with lower numbers.
+
+No I/O and no threads of its own; used by one thread at a time, which may have another event loop running. What a
+watchdog raises into a turn leaves through whatever method ran it; the run is good for nothing then but `evict`.
+
+Caller: the worker's decider.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fencepost.codec import Value
-from fencepost.failure import Completed, Failed
-from fencepost.ops import LocalCall
+from fencepost.decisions import Cancelled, Decision, Unsent, command_of
+from fencepost.deterministic.guard import guarded
+from fencepost.errors import NotDecodable, NotEncodable
+from fencepost.failure import INPUT_NOT_DECODABLE, Completed, Failed, clean, not_recordable
+from fencepost.history import HANDLERS, payload_of
+from fencepost.models import Failure, FailureKind
+from fencepost.op_book import OpBook
+from fencepost.ops import LOCAL, LocalCall, Op
+from fencepost.outcomes import CancelIgnored, continue_as_new_of, failure_of_function, step_failed
 from fencepost.v1 import run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost.workflow import Workflow
+from fencepost.workflow_context import WorkflowContext
+from fencepost.workflow_errors import NondeterminismError
 
+_CONTINUE, _WAIT = pb.ADVANCE_OUTCOME_CONTINUE, pb.ADVANCE_OUTCOME_WAIT
+_COMPLETE, _FAIL = pb.ADVANCE_OUTCOME_COMPLETE, pb.ADVANCE_OUTCOME_FAIL
+_CONTINUE_AS_NEW, _BLOCK = pb.ADVANCE_OUTCOME_CONTINUE_AS_NEW, pb.ADVANCE_OUTCOME_BLOCK
+_MAX_CANCELS = 100
+_MAX_PAYLOAD_BYTES = 1 << 20
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What to send with the next Advance of a run: an AdvanceItem but for its task, which `fill` writes."""
-
-    advance_no: int
-    seen_seq: int
-    outcome: pb.AdvanceOutcome.ValueType
-    commands: list[pb.Command] = field(default_factory=list)
-    taken_signals: list[int] = field(default_factory=list)
-    output: Value | None = None
-    failure: Failed | None = None
-
-    def fill(self, item: pb.AdvanceItem) -> None:
-        """Write it into an item that has its task already."""
-        raise NotImplementedError
+_End = tuple[pb.AdvanceOutcome.ValueType, Value | None, Failed | None]
 
 
 class CodeRun:
-    """One run of ``workflow`` in memory."""
+    """One run of ``workflow`` in memory.
 
-    seq: int
-    advance_no: int
-    seen_seq: int
+    ``seen_seq`` and ``advance_no`` are those of the DECIDE task. ``on_input_change`` says what becomes of an op whose
+    input is not what the history has: a warning, or NondeterminismError. ``max_payload_bytes`` bounds its output.
+    """
 
     def __init__(
         self,
@@ -51,54 +59,307 @@ class CodeRun:
         user_id: str = "",
         fencing_token: int = 0,
         on_input_change: Literal["warn", "block"] = "warn",
+        max_payload_bytes: int = _MAX_PAYLOAD_BYTES,
     ) -> None:
         self.workflow = workflow
         self.run_id = run_id
-        self.user_id = user_id
-        self.seq = 0
-        self.seen_seq = seen_seq
         self.advance_no = advance_no
         self.fencing_token = fencing_token
-        self.on_input_change = on_input_change
+        self._max_payload_bytes = max_payload_bytes
+        self.book = OpBook(run_id, seen_seq, on_input_change)
+        self._context = WorkflowContext(self.book, workflow, user_id, max_payload_bytes)
+        self.count = self._context.count
+        self._kept: list[run_pb2.Event] = []
+        self._main: asyncio.Task[Any] | None = None
+        self._end: _End | None = None
+        self._under_way: dict[int, Op] = {}
+        self._in_flight: tuple[Decision, list[Unsent]] | None = None
+        self._idle = False
+        self._over = False
 
-    def feed(self, events: Iterable[run_pb2.Event], *, more: bool = False) -> None:
-        """Feed the events that follow ``seq``. ``more``: further known events follow with the next call, so that
-        they are only kept until then: whoever reads a history in pages says so for all but the last. Raises
-        NondeterminismError.
-        """
-        raise NotImplementedError
+    def __repr__(self) -> str:
+        return f"<CodeRun {self.run_id} {self.workflow.workflow_id} seq={self.seq}>"
 
-    def leased(self, fencing_token: int) -> None:
-        """The DECIDE task is held, anew or under another token."""
-        self.fencing_token = fencing_token
+    # What is known of it
 
-    def local_steps(self) -> list[LocalCall]:
-        """The local steps to begin now, each told once."""
-        raise NotImplementedError
+    @property
+    def seq(self) -> int:
+        """The number of the last event known: fed, or its own and accepted."""
+        return self.book.seq
 
-    def local_ended(self, op: int, result: Completed | Failed, attempts: int) -> None:
-        """A local step has ended, after so many attempts: to be recorded with the next Advance."""
-        raise NotImplementedError
+    @property
+    def seen_seq(self) -> int:
+        """Up to where what the function decided is recorded: replay has to come to the same."""
+        return self.book.seen_seq
 
-    def decision(self) -> Decision | None:
-        """What to send now; None if there is nothing, or an Advance is on its way. The caller sends it until it is
-        answered.
-        """
-        raise NotImplementedError
+    @property
+    def cancelled(self) -> bool:
+        """Whether the run is about to end."""
+        return self.book.ending is not None
 
-    def accepted(self, result: pb.AdvanceResult) -> None:
-        """The Advance on its way was answered OK. ``result.events`` is complete. Raises NondeterminismError."""
-        raise NotImplementedError
+    @property
+    def should_continue_as_new(self) -> bool:
+        """Whether the history is so long that the function had better continue as new."""
+        return self._context.should_continue_as_new
 
-    def query(self, name: str, payload: Value) -> Value:
-        """Answer a question. Raises UnknownQuery, and whatever the handler raises."""
-        raise NotImplementedError
-
-    def evict(self) -> None:
-        """Drop the function where it stands: no code of it gets anything any more."""
-        raise NotImplementedError
+    @property
+    def over(self) -> bool:
+        """Whether its end was accepted, or is in the history."""
+        return self._over
 
     @property
     def waiting(self) -> bool:
         """Whether there is nothing to do until the server has events."""
-        raise NotImplementedError
+        return self._idle and self._in_flight is None and not self._under_way and not self.book.unsent
+
+    # What it is fed
+
+    def feed(self, events: Iterable[run_pb2.Event], *, more: bool = False) -> None:
+        """Feed the events that follow ``seq``, without gaps.
+
+        All that is known when a replay begins has to come in one call, because what the code asks for is compared with
+        it; whoever reads it in pages says ``more`` with all but the last, and what comes with it is only kept. Raises
+        NondeterminismError with the first difference, ValueError for a gap.
+        """
+        self._kept.extend(events)
+        if more:
+            return
+        events, self._kept = self._kept, []
+        self._feed(events)
+        self.book.check_complete()
+
+    def _feed(self, events: Iterable[run_pb2.Event]) -> None:
+        told = [(event, event.WhichOneof("kind")) for event in events]
+        book = self.book
+        book.marks.update(event.patch_marked.patch_id for event, kind in told if kind == "patch_marked")
+        for event, kind in told:
+            seq = event.seq
+            if seq != book.seq + 1:
+                raise ValueError(f"event {seq} of run {self.run_id} does not follow {book.seq}")
+            book.seq = seq
+            self._idle = False
+            handler = HANDLERS.get(kind or "")
+            if handler is not None and handler(self, event):
+                self._turn()
+
+    def leased(self, fencing_token: int) -> None:
+        """The DECIDE task is held anew, or under another token: if the function waits, that is told again."""
+        self.fencing_token = fencing_token
+        self._idle = False
+
+    # What it wants done
+
+    def local_steps(self) -> list[LocalCall]:
+        """The local steps to begin now, each told once. None before all that is recorded was fed."""
+        book = self.book
+        if not book.to_begin or self._kept or book.seq < book.seen_seq or self._end is not None:
+            return []
+        begun = list(book.to_begin.values())
+        book.to_begin.clear()
+        calls = []
+        for op in begun:
+            assert op.call is not None  # all local ops have one
+            op.local = LocalCall(op.number, op.name, op.call, self.run_id, self.fencing_token)
+            self._under_way[op.number] = op
+            calls.append(op.local)
+        return calls
+
+    def local_ended(self, op: int, result: Completed | Failed, attempts: int) -> None:
+        """A local step that was begun has ended, after so many attempts: to be recorded with the next Advance."""
+        ended = self._under_way.pop(op)
+        ended.result = (result, attempts)
+        self.book.unsent[op] = ended
+
+    def decision(self) -> Decision | None:
+        """What to send now; None if there is nothing, or an Advance is on its way.
+
+        The caller sends it, again if need be, until it is answered: `accepted` if that is OK, `evict` if not.
+        """
+        book = self.book
+        if self._in_flight is not None or self._over or self._kept or book.seq < book.seen_seq or not book.seq:
+            return None
+        outcome, output, failure = self._outcome()
+        ends = outcome not in (_CONTINUE, _WAIT)
+        if not book.unsent and not ends and (outcome == _CONTINUE or self._idle):
+            return None
+        unsent = list(book.unsent.values())
+        decision = Decision(
+            self.advance_no + 1,
+            book.seq,
+            outcome,
+            [command_of(item) for item in unsent],
+            book.taken,
+            book.ended_waits,
+            output,
+            failure,
+        )
+        book.unsent = {}
+        book.taken, book.ended_waits = [], []
+        self._in_flight = (decision, unsent)
+        return decision
+
+    def _outcome(self) -> _End:
+        unsent = self.book.unsent.values()
+        if self._under_way:
+            return _CONTINUE, None, None
+        if self._end is None:
+            # It goes on with what has ended here as soon as that is recorded.
+            going_on = self.book.to_begin or any(type(item) is Op and item.kind is LOCAL for item in unsent)
+            return (_CONTINUE if going_on else _WAIT), None, None
+        if self._end[0] == _CONTINUE_AS_NEW and (self.book.unsent or self.book.has_open_work()):
+            # What was open was cancelled: it has to be over before another run goes on.
+            return (_CONTINUE if self.book.unsent else _WAIT), None, None
+        return self._end
+
+    def accepted(self, result: pb.AdvanceResult) -> None:
+        """The Advance on its way was answered OK: feed the events that came before its own, then the results of its
+        local steps. ``result.events`` is complete, the caller has read what did not fit. Raises as `feed`.
+        """
+        assert self._in_flight is not None, "nothing was sent"
+        (decision, sent), self._in_flight = self._in_flight, None
+        if len(result.seqs) != len(sent):
+            raise ValueError(f"{len(sent)} commands were sent, {len(result.seqs)} were answered")
+        book = self.book
+        self.advance_no = decision.advance_no
+        book.seen_seq = decision.seen_seq
+        self._idle = decision.outcome == _WAIT and not result.kept
+        self._over = decision.outcome not in (_CONTINUE, _WAIT) and not result.end_refused
+        self._feed(event for event in result.events if event.seq > book.seq)
+        stamp = (result.event_time.seconds, result.event_time.nanos)
+        for item, seq in zip(sent, result.seqs, strict=True):
+            # Between them may be events that are no inputs, which the server writes along.
+            if seq <= book.seq:
+                raise ValueError(f"event {seq} of run {self.run_id} is known already")
+            book.seq = seq
+            if isinstance(item, Op):
+                self._recorded(item, seq, stamp)
+            elif isinstance(item, Cancelled):
+                book.record_cancel(item.op)
+
+    def _recorded(self, op: Op, seq: int, stamp: tuple[int, int]) -> None:
+        book = self.book
+        book.record(op, seq)
+        if op.kind is not LOCAL:
+            self.count(op.input)
+            return
+        assert op.result is not None  # it was sent because it ended
+        book.now = stamp
+        result, attempts = op.result
+        if isinstance(result, Completed):
+            self.count(result.output)
+            book.resolve(op, result.output)
+        else:
+            book.reject(op, step_failed(op, result, attempts))
+        self._turn()
+
+    def blocked(self, error: NondeterminismError) -> Decision:
+        """What to send when the code does not fit the history: the run is BLOCKED, until other code comes."""
+        failure = Failed(FailureKind.PERMANENT, error.reason, clean(error.message))
+        return Decision(self.advance_no + 1, self.book.seen_seq, _BLOCK, failure=failure)
+
+    def query(self, name: str, payload: Value) -> Value:
+        """Answer a question. Raises UnknownQuery, NotDecodable, NotEncodable, and whatever the handler raises."""
+        book = self.book
+        book.querying = True
+        try:
+            with guarded():
+                return self._context.answer(name, payload)
+        finally:
+            book.querying = False
+
+    def evict(self) -> None:
+        """Drop the function where it stands: no code of it gets anything any more."""
+        self._over = True
+        self.book.evicted = True
+        self.book.loop.evict()
+        self._kept, self._in_flight = [], None
+        self._under_way.clear()
+
+    # The function
+
+    def begin(self, started: run_pb2.Event) -> None:
+        """Call the function with the run's input."""
+        book = self.book
+        given = payload_of(started.run_started.input)
+        self.count(given)
+        try:
+            arguments = self.workflow.arguments(given)
+        except NotDecodable as error:
+            failure = Failed(FailureKind.PERMANENT, INPUT_NOT_DECODABLE, clean(error.message))
+            self._ends(_FAIL, None, failure)
+            return
+        self._main = book.loop.create_task(self._call(arguments), name=self.workflow.workflow_id)
+
+    async def _call(self, arguments: tuple[Any, ...]) -> Any:
+        return await self.workflow.function(self._context, *arguments)
+
+    def end(self, why: Failure) -> None:
+        """The run is about to end; the first cause counts."""
+        if self.book.ending is None:
+            self.book.end(why)
+
+    def _turn(self) -> None:
+        """Run the function until it blocks, and look if it has ended."""
+        self._run()
+        main = self._main
+        if main is None or self._end is not None:
+            return
+        book = self.book
+        if book.ending is not None:
+            cancels = 0
+            # What it awaits now is no op: nothing but a cancellation can end that.
+            while not main.done() and not book.has_shielded() and self._end is None:
+                cancels += 1
+                if cancels > _MAX_CANCELS:
+                    self._fail(CancelIgnored("the function goes on awaiting, however often it is cancelled"))
+                    return
+                main.cancel()
+                self._run()
+        if main.done() and self._end is None:
+            self._function_ended(main)
+
+    def _run(self) -> None:
+        loop = self.book.loop
+        with guarded():
+            while True:
+                try:
+                    loop.run_until_blocked()
+                    return
+                except SystemExit:
+                    # A task of the user's raised it, and has it as its outcome.
+                    continue
+                except Exception as error:  # noqa: BLE001 - raised by callbacks of the user's: the run's failure
+                    if self._end is None:
+                        self._fail(error)
+
+    def _function_ended(self, main: asyncio.Task[Any]) -> None:
+        error: BaseException | None
+        error = asyncio.CancelledError() if main.cancelled() else main.exception()
+        if error is None:
+            self._complete(main.result())
+            return
+        again = continue_as_new_of(error)
+        if again is None:
+            self._fail(error)
+        else:
+            self._ends(_CONTINUE_AS_NEW, again.input)
+            self.book.cancel_open()
+
+    def _complete(self, value: object) -> None:
+        try:
+            output = self.workflow.encode_output(value)
+            if output.size > self._max_payload_bytes:
+                raise NotEncodable(f"{output.size} bytes, over the limit of {self._max_payload_bytes}")
+        except NotEncodable as error:
+            self._ends(_FAIL, None, not_recordable(error.message))
+        else:
+            self._ends(_COMPLETE, output)
+
+    def _fail(self, error: BaseException) -> None:
+        self._ends(_FAIL, None, failure_of_function(error, self.book.ending))
+
+    def _ends(self, outcome: pb.AdvanceOutcome.ValueType, output: Value | None, failure: Failed | None = None) -> None:
+        """The function has ended. What tasks of it still run can begin nothing any more."""
+        self._end = (outcome, output, failure)
+        self.book.finished = True
+        self.book.to_begin.clear()

@@ -4,7 +4,7 @@ An `Op` is numbered by the order of calls. It is *asked* when the function calle
 event of the history (``seq``), *ended* when its handle has a result. Matching at replay compares kind and name, then a
 short digest of the input.
 
-Callers: `workflow_context` makes ops, `code_run` matches and settles them, the worker runs `LocalCall`s.
+Callers: `op_book` makes, matches and settles ops, the worker runs `LocalCall`s.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -38,7 +39,7 @@ ATTRIBUTES = "attributes"
 
 _ANY_LEASE_SECONDS = 60.0
 _ANY_STEP_LIMIT = 1 << 20
-_PLAIN_TYPES = (str, int, float, bool, type(None), bytes)
+_UNCHANGING = frozenset((str, int, float, bool, type(None), bytes))
 
 _fingerprint_of: Callable[[Any], bytes] = msgspec.json.Encoder(enc_hook=plain, order="deterministic").encode
 
@@ -68,10 +69,13 @@ class Canceller(Protocol):
 
 
 class Op:
-    """One durable call. ``input``, ``options`` and ``seconds`` are what its command says."""
+    """One durable call. ``input``, ``options``, ``seconds`` and ``attributes`` are what its command says."""
 
     __slots__ = (
+        "attributes",
+        "call",
         "cancelled",
+        "cancelled_at",
         "codec",
         "digest",
         "fire",
@@ -87,6 +91,7 @@ class Op:
         "seconds",
         "seq",
         "shielded",
+        "silent",
     )
 
     def __init__(self, number: int, kind: str, name: str, made_at: int, shielded: bool) -> None:
@@ -94,26 +99,40 @@ class Op:
         self.kind = kind
         self.name = name
         self.made_at = made_at
-        """The event that the function was fed last when it asked."""
+        """The event that the function had been fed last when it asked."""
         self.shielded = shielded
+        """Whether it goes on when the run is about to end."""
+        self.seq = 0
+        """The event that recorded it."""
         self.digest = b""
         self.codec: Codec[Any] | None = None
         self.handle: Handle[Any] | None = None
         self.fire: Callable[[], None] | None = None
-        """Of a timer of the loop, in place of a handle."""
+        """Of a timer of the loop, which has no handle."""
         self.input = NULL
         self.options = ""
         self.seconds: float | None = None
-        self.seq = 0
+        self.attributes: Mapping[str, str] | None = None
         self.cancelled = False
+        self.cancelled_at = 0
+        self.silent = False
+        """Cancelled because the run ends, which the server knows."""
+        self.call: Call | None = None
+        """Of a local step: what is to be run."""
         self.local: LocalCall | None = None
+        """Of a local step that was begun."""
         self.result: tuple[Completed | Failed, int] | None = None
-        """Of a local step that ended and is not recorded: how, and after how many attempts."""
+        """Of a local step that has ended, until that is recorded: how, and after how many attempts."""
 
     @property
     def text(self) -> str:
         """For people: ``step charge``, ``sleep 30s``."""
         return op_text(self.kind, self.name, self.seconds)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody may still wait for it."""
+        return self.fire is not None if self.handle is None else not self.handle.done()
 
 
 def op_text(kind: str, name: str, seconds: float | None = None) -> str:
@@ -145,22 +164,33 @@ class Handle(asyncio.Future[T]):
         return True
 
 
+@dataclass(slots=True)
+class Call:
+    """What a local step runs."""
+
+    function: Callable[..., Any]
+    local: LocalFunction
+    args: tuple[Any, ...]
+    retry: Retry | None
+    timeout: float | None
+    user_id: str
+    workflow_id: str
+
+
 class LocalCall:
     """A local step to be run by the worker, once, with as many attempts as ``retry`` allows.
 
-    ``cancelled`` tells that nobody awaits it any more; what it ends with is recorded all the same.
+    ``function`` is called with what `bind` returns, within ``timeout`` seconds. ``cancelled`` tells that nobody awaits
+    it any more; what it ends with is recorded all the same, so that it can be undone.
     """
 
     __slots__ = (
         "_args",
-        "_checkpoint",
-        "_local",
-        "_user_id",
-        "_workflow_id",
+        "_call",
+        "_last_lease",
         "cancelled",
         "fencing_token",
         "function",
-        "idempotency_key",
         "is_async",
         "name",
         "op",
@@ -169,48 +199,36 @@ class LocalCall:
         "timeout",
     )
 
-    def __init__(
-        self,
-        op: int,
-        name: str,
-        function: Callable[..., Any],
-        local: LocalFunction,
-        args: tuple[Any, ...],
-        retry: Retry | None,
-        timeout: float | None,
-        *,
-        run_id: str,
-        workflow_id: str,
-        user_id: str,
-    ) -> None:
+    def __init__(self, op: int, name: str, call: Call, run_id: str, fencing_token: int) -> None:
         self.op = op
         self.name = name
-        self.function = function
-        """What to call, with what `bind` returns."""
-        self._local = local
-        self._args = args
-        self.retry = retry or DEFAULT_RETRY
-        self.timeout = timeout
-        self.is_async = local.is_async
+        self.function = call.function
+        self._call = call
+        self._args = call.args
+        self.retry = call.retry or DEFAULT_RETRY
+        self.timeout = call.timeout
+        self.is_async = call.local.is_async
         self.cancelled = False
         self.run_id = run_id
-        self.fencing_token = 0
-        self.idempotency_key = f"{run_id}/{op}"
-        self._workflow_id = workflow_id
-        self._user_id = user_id
-        self._checkpoint: Lease | None = None
+        self.fencing_token = fencing_token
+        self._last_lease: Lease | None = None
+        # What the step does to its arguments must not reach the workflow, nor the reverse.
+        for arg in call.args:
+            if type(arg) not in _UNCHANGING:
+                self._args = copy.deepcopy(call.args)
+                break
 
     def __repr__(self) -> str:
         return f"<LocalCall {self.run_id} op {self.op} {self.name}>"
 
-    def detach(self) -> None:
-        """Copy arguments that can change: what the step does to them must not reach the workflow, or the reverse."""
-        if any(type(arg) not in _PLAIN_TYPES for arg in self._args):
-            self._args = copy.deepcopy(self._args)
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every attempt of this step and for no other step."""
+        return f"{self.run_id}/{self.op}"
 
     def bind(self, attempt: int = 1) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """The arguments for one attempt, from 1."""
-        keyword = self._local.context_keyword
+        """The arguments of one attempt, which are counted from 1."""
+        keyword = self._call.local.context_keyword
         if not keyword:
             return self._args, {}
         return self._args, {keyword: StepContext(self._lease(attempt))}
@@ -219,32 +237,33 @@ class LocalCall:
         """Make an outcome of what the function returned. Raises NotEncodable."""
         if output is None:
             return NOTHING
-        value = self._local.encode(output)
+        value = self._call.local.encode(output)
         size = value.size
         if size > max_payload_bytes:
             raise NotEncodable(f"{size} bytes, over the limit of {max_payload_bytes}: return a reference instead")
         return Completed(value, size)
 
     def _lease(self, attempt: int) -> Lease:
-        lease = Lease(
+        """What the context of an attempt shows. The token is the DECIDE task's; checkpoints live in this worker."""
+        before, now = self._last_lease, clock()
+        self._last_lease = lease = Lease(
             owner=None,
-            step=self._local.step,
+            step=self._call.local.step,
             run_id=self.run_id,
             task_id=1,
             token=self.fencing_token,
-            workflow_id=self._workflow_id,
+            workflow_id=self._call.workflow_id,
             definition_hash="",
             node_id=self.name,
             attempt=attempt,
-            expires_at=clock() + _ANY_LEASE_SECONDS,
+            expires_at=now + _ANY_LEASE_SECONDS,
             lease_seconds=_ANY_LEASE_SECONDS,
-            deadline=0.0 if self.timeout is None else clock() + self.timeout,
+            deadline=0.0 if self.timeout is None else now + self.timeout,
             input=NULL,
             failure_before=None,
             idempotency_key=self.idempotency_key,
-            user_id=self._user_id,
+            user_id=self._call.user_id,
             max_payload_bytes=_ANY_STEP_LIMIT,
-            checkpoint=(0, None) if self._checkpoint is None else self._checkpoint.checkpoint,
+            checkpoint=(0, None) if before is None else before.checkpoint,
         )
-        self._checkpoint = lease
         return lease

@@ -54,6 +54,8 @@ class Workflow(Generic[P, R]):
         self.queue = queue
         self.input_schema = input_schema
         self.output_schema = output_schema
+        self.local_names: Mapping[str, Any] = local_names or {}
+        """What is known where it was declared, for annotations of its local steps."""
         self._input: inspect.Parameter | None = None
         self._input_codec: Codec[Any] | None = None
         self._output_codec: Codec[Any] | None = None

@@ -11,6 +11,8 @@
     └── NondeterminismError               NONDETERMINISM: the code does not do what the history says
     LookupError
     └── UnknownQuery                      the workflow answers no query of that name
+    BaseException
+    └── ContinueAsNew                     how `continue_as_new` leaves the function; nobody is meant to catch it
 
 An `OpFailed` that the function does not catch makes its run fail with the same kind and code: kinds survive, through
 child runs too.
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fencepost.codec import Value
 from fencepost.errors import FencepostError
 from fencepost.models import FailureKind, RunState
 from fencepost.step_errors import StepError
@@ -69,3 +72,11 @@ class NondeterminismError(FencepostError):
 
 class UnknownQuery(LookupError):
     """The workflow answers no query of that name."""
+
+
+class ContinueAsNew(BaseException):
+    """The run ends here, and goes on as a new one with ``input``."""
+
+    def __init__(self, input: Value) -> None:
+        super().__init__("the run continues as new")
+        self.input = input
