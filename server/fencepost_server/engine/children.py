@@ -14,14 +14,16 @@ from typing import Any
 from fencepost_server.domain.graph import GraphNode
 from fencepost_server.domain.model import EventType, Failure, FailureKind, Payload, RunState
 from fencepost_server.domain.nodes import ChildNode
-from fencepost_server.domain.rows import ChildRow, Place
+from fencepost_server.domain.rows import ChildRow, Control, Place
 from fencepost_server.domain.transitions import RunEvent, Verdict
 from fencepost_server.engine import ending, undoing
-from fencepost_server.engine.context import RunContext, Value, failure_json
+from fencepost_server.engine.context import Rows, RunContext, Value, failure_json
 from fencepost_server.engine.operations import Deliver, MessageKind
 
 MAX_DEPTH = 32
 """Children of children: cycles are refused at registration, but which definition is active may change."""
+_MAX_HOPS = 1000
+"""Runs of one chain that are looked through for its last."""
 
 
 def child_id(run_id: str, seq: int) -> str:
@@ -75,7 +77,10 @@ def never_started() -> Failure:
 
 
 async def told_to_end(ctx: RunContext, deliver: Deliver) -> None:
-    """The parent of the run ends, and takes it along."""
+    """The parent of the run ends, and takes it along. What has continued as new is told as that."""
+    if ctx.plain is not None and ctx.plain.next_run:
+        ctx.send(ctx.plain.next_run, deliver.kind, deliver.source_seq, json.loads(deliver.body))
+        return
     if deliver.kind is MessageKind.TERMINATE_CHILD:
         if ctx.verdict(RunEvent.TERMINATE) is Verdict.ACT:
             await ending.terminate(ctx, f"its parent, run {deliver.source_run}, ended")
@@ -117,7 +122,7 @@ async def take_up(ctx: RunContext, left: list[ChildRow]) -> None:
     for child in left:
         if ctx.is_ending:
             return
-        found = await ctx.read("run_state", child.child_run_id)
+        run_id, found = await _last_of_chain(ctx, child.child_run_id)
         if not found:
             if await ctx.read("child_on_its_way", child.child_run_id, ctx.run.run_id):
                 continue
@@ -129,7 +134,20 @@ async def take_up(ctx: RunContext, left: list[ChildRow]) -> None:
         state = RunState(found[0][0])
         if state.final:
             failure = None if found[0][5] is None else Failure.from_json(found[0][5])
-            await _ended(ctx, child, _Outcome(child.child_run_id, state, found[0][4], failure))
+            await _ended(ctx, child, _Outcome(run_id, state, found[0][4], failure))
+
+
+async def _last_of_chain(ctx: RunContext, run_id: str) -> tuple[str, Rows]:
+    """The run that a child has become, by continuing as new, and its row of the statement run_state."""
+    found = await ctx.read("run_state", run_id)
+    for _ in range(_MAX_HOPS):
+        if not found or found[0][0] != RunState.CONTINUED or not found[0][3]:
+            break
+        next_run = Control.from_json(found[0][3]).next_run
+        if not next_run:
+            break
+        run_id, found = next_run, await ctx.read("run_state", next_run)
+    return run_id, found
 
 
 def _left_alone(ctx: RunContext, child: ChildRow) -> bool:
@@ -157,7 +175,7 @@ async def _ended(ctx: RunContext, child: ChildRow, outcome: _Outcome) -> None:
     ctx.control.open_children -= 1
     ctx.control.began = True
     if outcome.state is RunState.COMPLETED and outcome.output_seq is not None:
-        await _completed(ctx, node, child, outcome.output_seq, place, value)
+        await _completed(ctx, node, child, outcome, place, value)
         return
     cause = outcome.failure
     why = "" if cause is None else f": {cause.code}: {cause.message}"
@@ -176,9 +194,10 @@ async def _ended(ctx: RunContext, child: ChildRow, outcome: _Outcome) -> None:
 
 
 async def _completed(
-    ctx: RunContext, node: GraphNode, child: ChildRow, output_seq: int, place: Place, value: Value
+    ctx: RunContext, node: GraphNode, child: ChildRow, outcome: _Outcome, place: Place, value: Value
 ) -> None:
-    payload = await ctx.payload_of(child.child_run_id, output_seq)
+    assert outcome.output_seq is not None  # it has completed
+    payload = await ctx.payload_of(outcome.run_id, outcome.output_seq)
     faults = [] if payload.binary is not None else node.violations(await ctx.json(Value(0, 0, payload)))
     ended_seq = _event(ctx, node, child, RunState.COMPLETED, place, payload=payload)
     if faults:

@@ -46,7 +46,7 @@ async def command(ctx: RunContext, command: Command) -> Commanded | FencepostErr
     (I6).
     """
     if command.request_id:
-        rows = await ctx.read("request", ctx.run.run_id, command.request_id)
+        rows = await ctx.read("request", _chain(ctx), command.request_id)
         if rows:
             return _remembered(command, *rows[0])
     if ctx.state is RunState.CONTINUED and ctx.plain is not None and ctx.plain.next_run:
@@ -66,9 +66,14 @@ async def command(ctx: RunContext, command: Command) -> Commanded | FencepostErr
     # What changes nothing is repeatable by itself: only a caller's own id may have to recall it after a later change.
     if command.request_id and (verdict is not Verdict.KEEP or not command.request_id.startswith("~")):
         remembered = json.dumps({"state": int(answer.state), "seq": answer.seq})
-        row = (ctx.run.run_id, command.request_id, command.fingerprint, remembered)
+        row = (_chain(ctx), command.request_id, command.fingerprint, remembered)
         ctx.changes.rows.add("insert_request", *row)
     return answer
+
+
+def _chain(ctx: RunContext) -> str:
+    """Where requests are remembered: with the first run of a chain, for all of it."""
+    return (ctx.plain.chain if ctx.plain is not None else "") or ctx.run.run_id
 
 
 def _remembered(command: Command, fingerprint: bytes, answer: str) -> Commanded | FencepostError:

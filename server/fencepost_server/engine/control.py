@@ -7,13 +7,19 @@ the same request id is told from another request (I7). Called by the api and by 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from dataclasses import replace
 
-from fencepost_server.domain.errors import FencepostError
+from fencepost_server.domain.errors import FencepostError, Overloaded
 from fencepost_server.domain.model import Payload
+from fencepost_server.engine import reading
 from fencepost_server.engine.engine import Engine
 from fencepost_server.engine.operations import Command, Commanded, CommandKind
 from fencepost_server.engine.starting import comparable
+
+_MAX_HOPS = 20
+"""Runs of a chain that end while they are asked."""
 
 
 async def signal(
@@ -61,16 +67,24 @@ async def retry(
 
 
 async def ask(engine: Engine, command: Command) -> Commanded:
-    """Queue a command and wait for its answer. Raises Overloaded, ServerDraining, DatabaseUnavailable, and what the
+    """Queue a command and wait for its answer; a run that has continued as new is asked as that.
+
+    Raises Overloaded, ServerDraining, DatabaseUnavailable, and what the
     command is refused with.
     """
     if command.request_id:
         command.fingerprint = fingerprint(command)
-    engine.submit(command)
-    outcome = await command.result
-    if isinstance(outcome, FencepostError):
-        raise outcome
-    return outcome
+    for _ in range(_MAX_HOPS):
+        engine.submit(command)
+        outcome = await command.result
+        if isinstance(outcome, FencepostError):
+            raise outcome
+        if not outcome.next_run:
+            return outcome
+        run_id = await reading.latest(engine, command.namespace, outcome.next_run)
+        result = asyncio.get_running_loop().create_future()
+        command = replace(command, run_id=run_id, result=result, again=False, deadline=0.0)
+    raise Overloaded(f"run {command.run_id} continues as new too fast to be reached")
 
 
 def fingerprint(command: Command) -> bytes:

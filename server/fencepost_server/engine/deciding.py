@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import Any
 
 from fencepost_server.domain.code import op_node
-from fencepost_server.domain.manifest import ManifestInvalid
 from fencepost_server.domain.model import (
     DECIDE_TASK,
     IDLE_UNTIL,
@@ -42,7 +41,6 @@ from fencepost_server.domain.ops import (
 )
 from fencepost_server.domain.retry import decide as decide_retry
 from fencepost_server.domain.rows import TOP, Decider, TaskExtra
-from fencepost_server.domain.violation import Violation
 from fencepost_server.engine import applying, continuing, ending, offering, steps
 from fencepost_server.engine.changes import NewTask, Ready
 from fencepost_server.engine.context import RunContext, Value, failure_json
@@ -425,21 +423,6 @@ def _cannot_be(ctx: RunContext, decider: Decider, advance: Advance) -> Answer | 
     if not decider.seen_seq <= advance.seen_seq < ctx.run.next_seq:
         message = f"seen_seq must be from {decider.seen_seq} to {ctx.run.next_seq - 1}"
         return Answer(Outcome.REFUSED, "INVALID_FRAME", message)
-    faults: list[Violation] = []
-    for index, command in enumerate(advance.commands):
-        try:
-            if isinstance(command, LocalStep) and not (command.name.isprintable() and 0 < len(command.name) <= 200):
-                faults.append(Violation(f"/commands/{index}/name", "must be 1 to 200 printable characters"))
-            elif isinstance(command, ScheduleStep):
-                op_node("step", command.handler, command.options)
-            elif isinstance(command, StartChild):
-                op_node("child", command.workflow_id, command.options)
-            elif isinstance(command, LocalStep) and command.options:
-                op_node("local", command.name, command.options)
-        except ManifestInvalid as error:
-            faults += [Violation(f"/commands/{index}{v.path}", v.message) for v in error.violations]
-    if faults:
-        return Answer(Outcome.REFUSED, "INVALID_FRAME", "commands have faults", tuple(faults))
     return None
 
 

@@ -1,7 +1,8 @@
-"""Blocked code runs, offered to each worker process that comes with their code: they go on by themselves when one fits.
+"""Blocked code runs, offered to each worker process that comes with their code: they go on by themselves when one
+fits.
 
-A hint, like all that is here: what is lost with this server is offered again when the next worker connects, and RetryRun
-does it at any time. Whether a run may be offered is decided under its lock.
+A hint, like all that is here: what is lost with this server is offered again when the next worker connects, and
+RetryRun does it at any time. Whether a run may be offered is decided under its lock.
 """
 
 from __future__ import annotations

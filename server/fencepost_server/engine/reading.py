@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fencepost_server.domain.errors import RunNotFound
 from fencepost_server.domain.graph import Graph
+from fencepost_server.domain.model import RunState
 from fencepost_server.engine.engine import Engine
 from fencepost_server.engine.keys import REQUEST_KEY
 from fencepost_server.store import runs
@@ -40,12 +41,31 @@ async def find(engine: Engine, namespace: str, workflow_id: str, user_id: str, k
     return await get(engine, namespace, run_id)
 
 
+async def latest(engine: Engine, namespace: str, run_id: str) -> str:
+    """The run that goes on with the work of another one, at the end of their chain; itself if there is none."""
+    return await runs.latest(engine.reads, namespace, run_id) or run_id
+
+
 async def wait(engine: Engine, namespace: str, run_id: str, timeout: float) -> tuple[RunView, bool]:
-    """The run once it has ended, or after ``timeout`` seconds, and whether it has ended.
+    """The run once it has ended, or after ``timeout`` seconds, and whether it has ended. Of one that continues as
+    new the next one is waited for, and told.
+    """
+    deadline = asyncio.get_running_loop().time() + timeout
+    while True:
+        view, ended = await _wait(engine, namespace, run_id, deadline)
+        if not ended or view.run.summary.state != RunState.CONTINUED:
+            return view, ended
+        following = await latest(engine, namespace, run_id)
+        if following == run_id:
+            return view, ended
+        run_id = following
+
+
+async def _wait(engine: Engine, namespace: str, run_id: str, deadline: float) -> tuple[RunView, bool]:
+    """As ``wait``, for one run of a chain.
 
     The interest is registered before the first look, so that an end in between is not missed.
     """
-    deadline = asyncio.get_running_loop().time() + timeout
     async with engine.watches.watching(run_id, end_only=True) as watch:
         while True:
             watch.woken.clear()

@@ -124,6 +124,14 @@ async def get_summary(database: Database, namespace: str, run_id: str) -> RunSum
     return _summary(rows[0]) if rows else None
 
 
+async def latest(database: Database, namespace: str, run_id: str) -> str | None:
+    """The last run of the chain that a run is in, also if the run itself, the first one, is kept no more; None if it
+    has no chain.
+    """
+    rows = await database.rows(query("run", "latest"), {"namespace": namespace, "run_id": run_id})
+    return rows[0][0] if rows else None
+
+
 async def run_by_key(
     database: Database, namespace: str, kind: int, workflow_id: str, user_id: str, key: str
 ) -> str | None:

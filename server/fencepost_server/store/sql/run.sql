@@ -115,6 +115,15 @@ cross join lateral (
         order by x.created_at desc, x.run_id desc limit %(most)s) y
 ) x;
 
+-- name: latest
+-- Who goes on with the work of a run that has continued as new. index: run_pkey, run_chain
+select l.run_id
+from (select coalesce((select chain_id from run where run_id = %(run_id)s), %(run_id)s::uuid) as chain_id) c
+cross join lateral (
+    select run_id, namespace from run l where l.chain_id = c.chain_id order by l.created_at desc, l.run_id desc limit 1
+) l
+where l.namespace = %(namespace)s;
+
 -- name: progress
 -- How far runs are that somebody waits for or watches, in one statement for all of them. index: run_pkey
 select run_id, next_seq - 1, ended_at is not null from run where run_id = any(%(run_ids)s);
