@@ -15,15 +15,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from fencepost_server.domain.errors import InvalidPageToken, InvalidRequest
 from fencepost_server.domain.violation import Violation
+from fencepost_server.wire.labels import MAX_ATTRIBUTES, MAX_NAME, attribute_faults, name_fault
 
 DEFAULT_NAMESPACE = "default"
-MAX_NAME = 200
-MAX_ATTRIBUTES = 32
-MAX_ATTRIBUTE_KEY = 100
-MAX_ATTRIBUTE_VALUE = 200
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _HASH = re.compile(r"[0-9a-f]{64}")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICRO = timedelta(microseconds=1)
 _FIRST_MICRO = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICRO
@@ -58,8 +54,8 @@ class Checks:
         if not value:
             if required:
                 self.note(path, "is required")
-        elif len(value) > MAX_NAME or _NAME.fullmatch(value) is None:
-            self.note(path, f"must be 1 to {MAX_NAME} letters, digits or . _ - / and begin with a letter or digit")
+        elif (fault := name_fault(value)) is not None:
+            self.note(path, fault)
         return value
 
     def text(self, value: str, path: str, *, required: bool = False, most: int = MAX_NAME) -> str:
@@ -117,20 +113,7 @@ class Checks:
 
     def attributes(self, values: Mapping[str, str], path: str, most: int = MAX_ATTRIBUTES) -> dict[str, str]:
         """Labels of a run, or what a list looks for: in the order of their keys, since a map of the wire has none."""
-        if len(values) > most:
-            self.note(path, f"at most {most}")
-        for key, value in sorted(values.items()):
-            place = f"{path}[{key[:MAX_ATTRIBUTE_KEY]!r}]"
-            if len(key) > MAX_ATTRIBUTE_KEY or _NAME.fullmatch(key) is None:
-                self.note(
-                    place,
-                    f"the key must be 1 to {MAX_ATTRIBUTE_KEY} letters, digits or . _ - / "
-                    "and begin with a letter or digit",
-                )
-            if len(value) > MAX_ATTRIBUTE_VALUE:
-                self.note(place, f"the value has at most {MAX_ATTRIBUTE_VALUE} characters")
-            if "\0" in value:
-                self.note(place, "NUL is not allowed")
+        self.faults.extend(attribute_faults(values, path, most))
         return dict(sorted(values.items()))
 
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
 from functools import lru_cache
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost_server.domain.errors import InvalidFrame
-from fencepost_server.domain.model import Checkpoint, LeasedTask, Outcome, Payload, TaskKind
+from fencepost_server.domain.model import Checkpoint, EventType, LeasedTask, Outcome, Payload, TaskKind
+from fencepost_server.domain.ops import AdvanceAnswer, Decide, HistoryEvent
 from fencepost_server.engine.operations import Answer, Report, ReportKind
+from fencepost_server.wire.events import history_event
 from fencepost_server.wire.payloads import (
     duration,
     failure_in,
@@ -19,10 +25,14 @@ from fencepost_server.wire.payloads import (
     payload_in,
     payload_out,
     retry_after_in,
+    timestamp,
 )
 from fencepost_server.wire.status import reason_number
 
 _TASK_OVERHEAD = 1024  # bytes of a Task beside its payloads, generously
+_EVENT_OVERHEAD = 64  # of an Event beside its payload and what its detail has
+_FIRST_EVENT_OVERHEAD = 512  # RunStarted names the workflow and its definition
+_RESULT_OVERHEAD = 1024
 
 Ref = tuple[str, int, int]
 """run_id, task_id, token."""
@@ -90,6 +100,12 @@ def _duration(seconds: float) -> Duration:
     return duration(seconds)
 
 
+@lru_cache(maxsize=64)
+def _time(at: datetime) -> Timestamp | None:
+    """One moment for all that was committed together. Copied into a frame, never changed."""
+    return timestamp(at)
+
+
 def task_message(task: LeasedTask) -> pb.Task:
     """A task on lease, as its worker is told of it."""
     message = pb.Task(
@@ -110,6 +126,8 @@ def task_message(task: LeasedTask) -> pb.Task:
     # Set only where there is something: most tasks are plain steps, and each field takes its time.
     if task.checkpoint is not None:
         message.checkpoint.CopyFrom(_checkpoint_message(task.checkpoint))
+    if task.decide is not None:
+        message.decide.CopyFrom(_decide_message(task.decide, task.workflow_id, task.definition_hash))
     if task.kind is TaskKind.UNDO:
         if task.undo_output is not None:
             message.undo_output.CopyFrom(payload_out(task.undo_output))
@@ -123,8 +141,78 @@ def _checkpoint_message(checkpoint: Checkpoint) -> pb.CheckpointItem:
     return pb.CheckpointItem(number=checkpoint.number, state=payload_out(checkpoint.state))
 
 
+def _decide_message(decide: Decide, workflow_id: str, definition_hash: bytes) -> pb.Decide:
+    return pb.Decide(
+        events=[history_event(event, workflow_id, definition_hash) for event in decide.events],
+        after_seq=decide.after_seq,
+        last_seq=decide.last_seq,
+        advance_no=decide.advance_no,
+        seen_seq=decide.seen_seq,
+        compatibility_id=decide.compatibility_id,
+    )
+
+
+def fitting(events: Sequence[HistoryEvent], room: int) -> tuple[Sequence[HistoryEvent], int]:
+    """As many of the events, from the first on, as have that many bytes at most; and how many bytes."""
+    size = 0
+    for index, event in enumerate(events):
+        needed = _event_size(event)
+        if size + needed > room:
+            return events[:index], size
+        size += needed
+    return events, size
+
+
+def fit_history(task: LeasedTask, room: int) -> int:
+    """Leave out, from the end, the events of a DECIDE task that would make it larger than that: the worker reads them
+    with GetHistory. Returns about the bytes of its message.
+    """
+    base = size_of(task)
+    events, size = fitting(task.decide.events, room - base)
+    if len(events) < len(task.decide.events):
+        task.decide = replace(task.decide, events=tuple(events))
+    return base + size
+
+
+def halve_history(task: LeasedTask) -> bool:
+    """Leave out half of the events of a DECIDE task. False if it has none."""
+    if task.decide is None or not task.decide.events:
+        return False
+    task.decide = replace(task.decide, events=task.decide.events[: len(task.decide.events) // 2])
+    return True
+
+
+def _event_size(event: HistoryEvent) -> int:
+    """No fewer bytes than its message has: ``detail`` spells everything at least as long."""
+    size = _EVENT_OVERHEAD if event.type != EventType.RUN_STARTED else _FIRST_EVENT_OVERHEAD
+    if event.detail is not None:
+        size += len(event.detail)
+    payload = event.payload
+    if payload is not None:
+        text = payload.json
+        if text is not None:
+            size += len(text) if text.isascii() else len(text.encode())
+        size += len(payload.binary or b"") + 3 * len(payload.metadata or "")
+    return size
+
+
+def events_message(ref: Ref, after_seq: int, events: Sequence[HistoryEvent], room: int) -> pb.SessionResponse:
+    """New events of a run for the worker that holds it, as many as fit."""
+    last_seq = events[-1].seq if events else after_seq
+    some, _ = fitting(events, room - _RESULT_OVERHEAD)
+    told = pb.RunEvents(
+        task=pb.TaskRef(run_id=ref[0], task_id=ref[1], fencing_token=ref[2]),
+        after_seq=after_seq,
+        events=[history_event(event) for event in some],
+        last_seq=last_seq,
+    )
+    return pb.SessionResponse(events=pb.Events(runs=[told]))
+
+
 def size_of(task: LeasedTask) -> int:
-    """About the bytes of its message, and rarely fewer: a frame is measured once more before it is sent."""
+    """About the bytes of its message without a history, and rarely fewer: a frame is measured once more before it is
+    sent.
+    """
     size = _TASK_OVERHEAD + _size_on_wire(task.input)
     if task.feedback is not None:
         size += 3 * len(task.feedback.message)
@@ -142,8 +230,14 @@ def _size_on_wire(payload: Payload) -> int:
     return 3 * len(payload.json or "") + len(payload.binary or b"") + 3 * len(payload.metadata or "")
 
 
-def result_message(index: int, answer: Answer) -> pb.ItemResult:
-    """The answer to one item of a frame."""
+def result_message(index: int, answer: Answer, room: int = 0) -> pb.ItemResult:
+    """The answer to one item of a frame. ``room``: how many bytes that of an Advance may have."""
+    if answer.advance is not None:
+        return pb.ItemResult(
+            index=index,
+            outcome=int(answer.outcome),  # type: ignore[arg-type]  # the numbers are the contract's
+            advance=_advance_result(answer.advance, room),
+        )
     if answer.outcome is Outcome.OK:
         return pb.ItemResult(index=index, outcome=pb.ITEM_OUTCOME_OK)
     result = pb.ItemResult(
@@ -155,4 +249,18 @@ def result_message(index: int, answer: Answer) -> pb.ItemResult:
         result.reason = reason_number(answer.reason)
     for violation in answer.violations:
         result.violations.add(path=violation.path, message=violation.message)
+    return result
+
+
+def _advance_result(answer: AdvanceAnswer, room: int) -> pb.AdvanceResult:
+    result = pb.AdvanceResult(
+        seqs=answer.seqs,
+        event_time=_time(answer.at),
+        last_seq=answer.last_seq,
+        kept=answer.kept,
+        end_refused=answer.end_refused,
+    )
+    if answer.events:
+        events, _ = fitting(answer.events, room - _RESULT_OVERHEAD - 10 * len(answer.seqs))
+        result.events.extend([history_event(event) for event in events])
     return result

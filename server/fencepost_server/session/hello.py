@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost_server.config import Config
+from fencepost_server.domain.code import decide_handler, retried_by
 from fencepost_server.domain.errors import InvalidHello, UnsupportedProtocol
 from fencepost_server.domain.violation import Violation
+from fencepost_server.wire.labels import name_fault
 
 PROTOCOL_VERSION = 1
 DEFAULT_FRAME_BYTES = 3 << 20
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-_MAX_PREVIOUS, _MAX_HELD, _MAX_HANDLERS, _MAX_LABELS = 16, 10_000, 1000, 32
+_MAX_PREVIOUS, _MAX_HELD, _MAX_HANDLERS, _MAX_WORKFLOWS, _MAX_LABELS = 16, 10_000, 1000, 1000, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,11 @@ class Greeting:
     held: tuple[tuple[str, int, int], ...]
     session_id: str = ""
     """Chosen by the worker, or empty."""
+    workflows: frozenset[tuple[str, str]] = frozenset()
+    """(queue, handler) pairs of DECIDE tasks: those of its workflows, and those that only this process is to try."""
+    workflow_capacity: int = 0
+    deciders: tuple[tuple[str, str], ...] = ()
+    """(queue, handler) pairs of its workflows, for others to see who decides what."""
 
 
 def greet(hello: pb.Hello, config: Config) -> Greeting:
@@ -44,6 +51,9 @@ def greet(hello: pb.Hello, config: Config) -> Greeting:
     faults = list(_faults(hello, config, frame))
     if faults:
         raise InvalidHello("Hello has faults", violations=[Violation(path, text) for path, text in faults])
+    deciders = sorted(
+        {(w.queue or "default", decide_handler(w.workflow_id, w.compatibility_id)) for w in hello.workflows}
+    )
     return Greeting(
         hello.namespace or "default",
         hello.worker_name,
@@ -55,6 +65,9 @@ def greet(hello: pb.Hello, config: Config) -> Greeting:
         tuple(hello.previous_session_ids),
         tuple((ref.run_id, ref.task_id, ref.fencing_token) for ref in hello.held),
         hello.session_id,
+        frozenset(deciders) | {(queue, retried_by(name, hello.process_nonce)) for queue, name in deciders},
+        hello.workflow_capacity,
+        tuple(deciders),
     )
 
 
@@ -73,7 +86,16 @@ def _faults(hello: pb.Hello, config: Config, frame: int) -> list[tuple[str, str]
     check(len(hello.sdk_version) <= 100, "sdk_version", "at most 100 characters")
     check(smallest <= frame <= 1 << 31, "max_frame_bytes", f"at least {smallest}: 1.25 × the payload limit")
     check(0 <= hello.capacity <= config.max_capacity, "capacity", f"0 to {config.max_capacity}")
-    check(1 <= len(hello.handlers) <= _MAX_HANDLERS, "handlers", f"1 to {_MAX_HANDLERS} are required")
+    check(0 <= hello.workflow_capacity <= config.max_capacity, "workflow_capacity", f"0 to {config.max_capacity}")
+    check(len(hello.handlers) <= _MAX_HANDLERS, "handlers", f"at most {_MAX_HANDLERS}")
+    check(bool(hello.handlers or hello.workflows), "handlers", "one of these or of workflows is required")
+    check(len(hello.workflows) <= _MAX_WORKFLOWS, "workflows", f"at most {_MAX_WORKFLOWS}")
+    for index, workflow in enumerate(hello.workflows[:_MAX_WORKFLOWS]):
+        place = f"workflows[{index}]"
+        check(name_fault(workflow.workflow_id) is None, f"{place}.workflow_id", "must be the id of a workflow")
+        compatible = name_fault(workflow.compatibility_id) is None
+        check(compatible, f"{place}.compatibility_id", "must be the compatibility id of a definition")
+        check(len(workflow.queue) <= 200, f"{place}.queue", "at most 200 characters")
     for index, handler in enumerate(hello.handlers[:_MAX_HANDLERS]):
         check(1 <= len(handler.name) <= 200, f"handlers[{index}].name", "1 to 200 characters are required")
         check(len(handler.queue) <= 200, f"handlers[{index}].queue", "at most 200 characters")
@@ -88,5 +110,6 @@ def _faults(hello: pb.Hello, config: Config, frame: int) -> list[tuple[str, str]
         check(well_formed, f"held[{index}]", "must name a lease")
     texts = [hello.worker_name, hello.process_nonce, hello.namespace, hello.sdk_name, hello.sdk_version]
     texts += [text for handler in hello.handlers for text in (handler.name, handler.queue)]
+    texts += [workflow.queue for workflow in hello.workflows]
     check(not any("\0" in text for text in texts), "", "NUL characters are not allowed in names")
     return faults[:100]

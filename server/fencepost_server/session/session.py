@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from fencepost.v1 import worker_service_pb2 as pb
@@ -23,27 +22,32 @@ from fencepost_server.domain.errors import (
     InvalidFrame,
     SessionTimedOut,
 )
-from fencepost_server.domain.model import LeasedTask, Outcome
+from fencepost_server.domain.model import DECIDE_TASK, LeasedTask, Outcome
+from fencepost_server.domain.ops import HistoryEvent
 from fencepost_server.engine.leases import Renewal
 from fencepost_server.engine.operations import Answer, Report, ReportKind
+from fencepost_server.session.advances import advanced
+from fencepost_server.session.decider import Decider
 from fencepost_server.session.frames import (
     Ref,
     checkpointed,
     completed,
+    events_message,
     failed,
     released,
     result_message,
-    size_of,
-    task_message,
 )
 from fencepost_server.session.heartbeats import Heard, hear, results
 from fencepost_server.session.hello import Greeting
+from fencepost_server.session.leases import Key, Leases, Out, goes_on
 from fencepost_server.session.outbox import Outbox
+from fencepost_server.session.packing import Packing
+from fencepost_server.session.questions import Answered, Questions
 from fencepost_server.store.tasks import Lease
 from fencepost_server.wire.payloads import duration
 from fencepost_server.wire.status import item_error, reason_number
 
-Item = TypeVar("Item", pb.CompleteItem, pb.FailItem, pb.ReleaseItem, pb.CheckpointItem)
+Item = TypeVar("Item", pb.CompleteItem, pb.FailItem, pb.ReleaseItem, pb.CheckpointItem, pb.AdvanceItem)
 _UNANSWERED_PINGS = 3
 
 
@@ -60,21 +64,15 @@ class Desk(Protocol):
         """Room became free."""
 
 
-@dataclass(slots=True)
-class _Out:
-    """A lease on this stream. ``reporting``: its outcome waits for its commit."""
-
-    token: int
-    depth: int
-    tasks_number: int
-    reporting: bool = False
+def _too_many(items: int, config: Config) -> FrameTooLarge:
+    return FrameTooLarge(f"{items} items are more than {config.max_frame_items}")
 
 
 class Session:
     """One stream; implements engine.operations.WorkerSession."""
 
     def __init__(self, session_id: str, greeting: Greeting, config: Config, desk: Desk) -> None:
-        self.session_id = session_id
+        self.session_id = self.key = session_id
         self.namespace = greeting.namespace
         self.handlers = greeting.handlers
         self.nonce = greeting.nonce
@@ -83,20 +81,21 @@ class Session:
         self.outbox = Outbox(config.outbox_bytes, greeting.max_frame_bytes)
         self._config = config
         self._desk = desk
-        self._capacity = greeting.capacity
         self._max_frame_bytes = greeting.max_frame_bytes
-        self._out: dict[tuple[str, int], _Out] = {}
-        self._reserved = 0
+        self._leases = Leases(greeting.capacity, greeting.workflow_capacity)
+        self._questions = Questions(config.outbox_bytes // 2)
         self._open = True
         self._leaving = False
         self._drained = False
         self._last_frame = 1
         self._tasks_number = 0
-        self._heard: set[tuple[str, int]] = set()
+        self._heard: set[Key] = set()
         self._pending = 0
         self.thinned = asyncio.Event()
         self._ping = 0
         self._pong = 0
+        self.decider = Decider(self, self._leases.decides, greeting.workflows) if greeting.workflows else None
+        """Its other side, if it has code workflows."""
 
     # What the engine asks
 
@@ -107,10 +106,10 @@ class Session:
 
     def room(self) -> int:
         """How many further tasks it can take."""
-        return 0 if self._unfit else self._capacity - len(self._out) - self._reserved
+        return 0 if self.unfit else self._leases.steps.room
 
     @property
-    def _unfit(self) -> bool:
+    def unfit(self) -> bool:
         """Takes no task now: it ends, its pings are not answered, or enough tasks wait to be written already."""
         return (
             not self._open
@@ -122,7 +121,7 @@ class Session:
 
     def reserve(self, tasks: int) -> None:
         """Keep room for a claim under way."""
-        self._reserved += tasks
+        self._leases.steps.reserved += tasks
 
     def last_frame(self) -> int:
         """The id of the last frame received."""
@@ -130,26 +129,28 @@ class Session:
 
     def eager_depth(self, run_id: str, task_id: int) -> int | None:
         """How many tasks in a row the slot of this task got without a claim; None if its slot is not free after it."""
-        out = self._out.get((run_id, task_id))
-        if out is None or self._unfit or self.room() < 0:
+        out = self._leases.get(run_id, task_id)
+        if out is None or self.unfit or self._leases.side(task_id).room < 0:
             return None
         return out.depth
 
     def knows(self, ref: Ref) -> bool:
         """Whether the lease is on this stream."""
-        out = self._out.get((ref[0], ref[1]))
-        return out is not None and out.token == ref[2]
+        return self._leases.current(*ref) is not None
 
     def settle(self, answers: Sequence[tuple[Report, Answer]], tasks: Sequence[LeasedTask]) -> Sequence[LeasedTask]:
         """Send answers, then tasks. Returns the tasks that could not be put on the stream."""
         self._settled(len(answers))
         answered: dict[int, list[pb.ItemResult]] = {}
         for report, answer in answers:
-            goes_on = report.kind is ReportKind.CHECKPOINT and answer.outcome is not Outcome.LEASE_LOST
-            out = self._out.get((report.run_id, report.task_id))
-            if out is not None and out.token == report.token and not goes_on:
-                del self._out[report.run_id, report.task_id]
-            answered.setdefault(report.frame_id, []).append(result_message(report.index, answer))
+            out = self._leases.current(report.run_id, report.task_id, report.token)
+            if out is not None:
+                if goes_on(report, answer):
+                    out.reporting = False
+                else:
+                    self._leases.drop(report.run_id, report.task_id)
+            result = result_message(report.index, answer, self._max_frame_bytes)
+            answered.setdefault(report.frame_id, []).append(result)
         if not self._open:
             return tasks
         for frame_id, items in answered.items():
@@ -163,7 +164,7 @@ class Session:
         back.
         """
         self._settled(1)
-        out = self._out.get((report.run_id, report.task_id))
+        out = self._leases.get(report.run_id, report.task_id)
         if out is not None and report.kind is not ReportKind.CHECKPOINT:
             out.reporting = False
         if isinstance(error, DatabaseUnavailable):
@@ -177,7 +178,7 @@ class Session:
         if not self.knows(ref):
             return
         untold = self._untold(ref)
-        del self._out[ref[0], ref[1]]
+        self._leases.drop(ref[0], ref[1])
         task = pb.TaskRef(run_id=ref[0], task_id=ref[1], fencing_token=ref[2])
         frame = pb.SessionResponse(revoke=pb.Revoke(tasks=[task], reason=reason_number(reason)))
         if untold:
@@ -188,7 +189,8 @@ class Session:
 
     def _untold(self, ref: Ref) -> bool:
         """The task waits to be written: what is said of it has to come behind it."""
-        return self._out[ref[0], ref[1]].tasks_number > self._tasks_number - self.outbox.waiting
+        out = self._leases.get(ref[0], ref[1])
+        return out is not None and out.tasks_number > self._tasks_number - self.outbox.waiting
 
     def cancel(self, ref: Ref, reason: str, remaining: float) -> None:
         """A step should stop: its lease is revoked after so many seconds."""
@@ -202,11 +204,39 @@ class Session:
                 self.outbox.push_cancel(task, cancel)
                 self._check_reader()
 
+    def push_events(self, ref: Ref, after_seq: int, events: Sequence[HistoryEvent]) -> None:
+        """New events of a code run that this session holds: as many as fit into a frame."""
+        if self.knows(ref) and self._open and events:
+            frame = events_message(ref, after_seq, events, self._max_frame_bytes)
+            if self._untold(ref):
+                self.outbox.push_behind(frame.SerializeToString())
+            else:
+                self._push(frame)
+
+    # What others ask
+
+    def ask(self, query: pb.Query, answered: Answered) -> None:
+        """Put a question to the worker; ``answered`` is called once, with what it says, or with NoWorker when it is
+        gone. Raises Overloaded.
+        """
+        data = pb.SessionResponse(query=query).SerializeToString()
+        self._questions.ask(query.query_id, len(data), answered)
+        self.outbox.push_behind(data)
+
+    @property
+    def stays(self) -> bool:
+        """It is not about to go."""
+        return self._open and not self._leaving and self.error is None
+
+    def forget_question(self, query_id: str) -> None:
+        """Nobody waits for its answer any more."""
+        self._questions.forget(query_id)
+
     # What the stream asks
 
     def adopt(self, ref: Ref) -> None:
         """A lease that the process held over a reconnect."""
-        self._out[ref[0], ref[1]] = _Out(ref[2], 0, 0)
+        self._leases.put(ref[0], ref[1], Out(ref[2], 0, 0))
 
     def take(self) -> bytes | None:
         """The next frame to write."""
@@ -232,7 +262,7 @@ class Session:
     @property
     def idle(self) -> bool:
         """Nothing is out, waits for its commit, or waits to be written."""
-        return not self._out and self.settled
+        return not self._leases and self.settled
 
     @property
     def finished(self) -> bool:
@@ -276,6 +306,7 @@ class Session:
         first_unwritten = next(self.outbox.unwritten(), self._tasks_number + 1)
         self._give_back(lambda _, out: out.tasks_number >= first_unwritten)
         self.outbox.close()
+        self._questions.close()
 
     def leave(self) -> None:
         """The worker wants no more tasks, or can't report any: it said Goodbye, or its side of the stream has ended."""
@@ -304,12 +335,16 @@ class Session:
                 self._reports(expected, frame.checkpoint.items, checkpointed)
             case "fail":
                 self._reports(expected, frame.fail.items, failed)
+            case "advance":
+                self._reports(expected, frame.advance.items, advanced)
+            case "query_result":
+                self._answers(expected, frame.query_result)
             case "release":
                 self._reports(expected, frame.release.items, released)
             case "pong":
                 self._pong = min(max(self._pong, frame.pong.number), self._ping)
             case "capacity":
-                self._set_capacity(expected, frame.capacity.capacity)
+                self._set_capacity(expected, frame.capacity)
             case "goodbye":
                 self._goodbye(expected)
             case "hello":
@@ -325,13 +360,23 @@ class Session:
             self.leave()
             self.outbox.push_behind(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id)).SerializeToString())
 
-    def _set_capacity(self, frame_id: int, capacity: int) -> None:
-        if not 0 <= capacity <= self._config.max_capacity:
-            self._refuse(frame_id, InvalidFrame(f"capacity must be between 0 and {self._config.max_capacity}"))
-            return
-        self._capacity = capacity
+    def _set_capacity(self, frame_id: int, frame: pb.Capacity) -> None:
+        most = self._config.max_capacity
+        for name, capacity in (("capacity", frame.capacity), ("workflow_capacity", frame.workflow_capacity)):
+            if not 0 <= capacity <= most:
+                self._refuse(frame_id, InvalidFrame(f"{name} must be between 0 and {most}"))
+                return
+        self._leases.steps.capacity = frame.capacity
+        self._leases.decides.capacity = frame.workflow_capacity
         self._acknowledge(frame_id)
         self._desk.wake()
+
+    def _answers(self, frame_id: int, frame: pb.QueryResult) -> None:
+        """Answers to questions: they change nothing, so that they wait for no commit."""
+        if len(frame.items) > self._config.max_frame_items:
+            self._refuse(frame_id, _too_many(len(frame.items), self._config))
+        else:
+            self._send_results(frame_id, self._questions.receive(frame.items, self._config.max_payload_bytes))
 
     def _reports(
         self,
@@ -341,7 +386,7 @@ class Session:
     ) -> None:
         """Queue what is well formed; answer at once what is not."""
         if len(items) > self._config.max_frame_items:
-            self._refuse(frame_id, FrameTooLarge(f"{len(items)} items are more than {self._config.max_frame_items}"))
+            self._refuse(frame_id, _too_many(len(items), self._config))
             return
         reports: list[Report] = []
         refused: list[pb.ItemResult] = []
@@ -353,9 +398,7 @@ class Session:
                 refused.append(result_message(index, answer))
                 continue
             report.session, report.frame_id, report.index = self, frame_id, index
-            out = self._out.get((report.run_id, report.task_id))
-            if out is not None and out.token == report.token and report.kind is not ReportKind.CHECKPOINT:
-                out.reporting = True
+            self._leases.reported(report)
             reports.append(report)
         self._pending += len(reports)
         if refused or not items:
@@ -372,7 +415,7 @@ class Session:
             return
         refs = list(heard.indexes)
         # Only what is out can be missed: nothing else that a worker lists is kept.
-        self._heard.update(key for ref in refs if (key := (ref[0], ref[1])) in self._out)
+        self._heard.update(key for ref in refs if (key := (ref[0], ref[1])) in self._leases)
         if not heartbeat.more:
             self._take_back(heartbeat.last_tasks_number)
         if heard.refused or not refs:
@@ -391,8 +434,9 @@ class Session:
 
     def _renewed(self, frame_id: int, heard: Heard, answered: dict[Ref, Lease | None]) -> None:
         for ref, lease in answered.items():
-            if lease is None and self.knows(ref) and not self._out[ref[0], ref[1]].reporting:
-                del self._out[ref[0], ref[1]]
+            out = self._leases.current(*ref)
+            if lease is None and out is not None and not out.reporting:
+                self._leases.drop(ref[0], ref[1])
         if self._open and answered:
             self._send_results(frame_id, results(heard, answered))
             self._desk.wake()
@@ -404,51 +448,27 @@ class Session:
             lambda key, out: 0 < out.tasks_number <= last_tasks_number and not out.reporting and key not in heard
         )
 
-    def _give_back(self, never_arrived: Callable[[tuple[str, int], _Out], bool]) -> None:
-        lost = [(key, out) for key, out in self._out.items() if never_arrived(key, out)]
+    def _give_back(self, never_arrived: Callable[[Key, Out], bool]) -> None:
+        lost = [(key, out) for key, out in self._leases.items() if never_arrived(key, out)]
         for key, _ in lost:
-            del self._out[key]
+            self._leases.drop(*key)
         if lost:
             self._desk.report([Report(ReportKind.UNDELIVERED, *key, out.token, self.namespace) for key, out in lost])
 
     # Frames to the worker
 
     def _send_tasks(self, tasks: Sequence[LeasedTask]) -> Sequence[LeasedTask]:
-        """Pack tasks into frames that the worker can take."""
-        unsent: list[LeasedTask] = []
-        frame: list[LeasedTask] = []
-        size = 0
-        for task in tasks:
-            needed = size_of(task)
-            if frame and size + needed > self._max_frame_bytes:
-                unsent.extend(self._send_frame(frame))
-                frame, size = [], 0
-            frame.append(task)
-            size += needed
-        unsent.extend(self._send_frame(frame))
-        return unsent
-
-    def _send_frame(self, tasks: Sequence[LeasedTask]) -> Sequence[LeasedTask]:
-        """Put tasks on the stream, in several frames if they are too large. Returns those too large for any frame."""
-        number = self._tasks_number + 1
-        message = pb.SessionResponse(
-            tasks=pb.Tasks(
-                tasks_number=number,
-                last_frame_id=min(task.frame_id for task in tasks),
-                tasks=[task_message(task) for task in tasks],
-            )
-        )
-        data = message.SerializeToString()
-        if len(data) > self._max_frame_bytes:
-            if len(tasks) == 1:
-                return tasks
-            middle = len(tasks) // 2
-            return [*self._send_frame(tasks[:middle]), *self._send_frame(tasks[middle:])]
-        self._tasks_number = number
-        for task in tasks:
-            self._out[task.run_id, task.task_id] = _Out(task.token, task.eager_depth, number)
-        self.outbox.push_behind(data)
-        return ()
+        """Put tasks on the stream. Returns those that are too large for any frame."""
+        packing = Packing(self._max_frame_bytes, self._tasks_number)
+        packing.add(tasks)
+        for number, data, sent in packing.frames:
+            for task in sent:
+                workflow_id = task.workflow_id if task.task_id == DECIDE_TASK else ""
+                out = Out(task.token, task.eager_depth, number, workflow_id=workflow_id)
+                self._leases.put(task.run_id, task.task_id, out)
+            self.outbox.push_behind(data)
+        self._tasks_number = packing.number
+        return packing.unsent
 
     def _send_results(self, frame_id: int, items: Sequence[pb.ItemResult]) -> None:
         """Answer items of a frame, in several frames if the answers are too large for one."""

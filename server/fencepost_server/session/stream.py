@@ -24,7 +24,7 @@ from fencepost_server.domain.errors import (
 )
 from fencepost_server.engine.engine import Engine
 from fencepost_server.engine.leases import Renewal
-from fencepost_server.engine.operations import Report
+from fencepost_server.engine.operations import Report, WorkerSession
 from fencepost_server.session.hello import Greeting, greet
 from fencepost_server.session.session import Session
 from fencepost_server.store.cluster import SessionRow
@@ -73,6 +73,24 @@ class WorkerStreams:
     def count(self) -> int:
         """Streams that are open."""
         return len(self._streams) + self._opening
+
+    def deciders(self, namespace: str, handler: str) -> list[Session]:
+        """The sessions of this server whose workers have a code workflow, and stay."""
+        sessions = [stream.session for stream in self._streams.values()]
+        return [
+            s
+            for s in sessions
+            if s.namespace == namespace and s.stays and s.decider is not None and s.decider.decides(handler)
+        ]
+
+    def workflows(self) -> set[tuple[str, str]]:
+        """(namespace, handler) of all code workflows that workers of this server have."""
+        return {
+            (stream.session.namespace, handler)
+            for stream in self._streams.values()
+            if stream.session.stays and stream.session.decider is not None
+            for _, handler in stream.session.decider.handlers
+        }
 
     def handler(self) -> grpc.GenericRpcHandler:
         """WorkerService. Frames are decoded and encoded here, so that their sizes are known and bad ones can be
@@ -125,12 +143,15 @@ class WorkerStreams:
             self._opening -= 1
         stream = _Stream(session, context, self._config)
         self._streams[session.session_id] = stream
-        self._engine.dispatcher.add(session)
+        for side in _sides(session):
+            self._engine.dispatcher.add(side)
         try:
             await stream.run()
         finally:
             session.close()
             del self._streams[session.session_id]
+            for side in _sides(session):
+                self._engine.dispatcher.remove(side)
             self._engine.close_session(session)
             stream.ended.set()
 
@@ -154,7 +175,8 @@ class WorkerStreams:
             former = self._streams.get(previous)
             if former is not None and former.session.nonce == greeting.nonce:
                 former.session.end(SessionTimedOut("the process has a newer session"))
-                self._engine.dispatcher.remove(former.session)
+                for side in _sides(former.session):
+                    self._engine.dispatcher.remove(side)
         row = SessionRow(
             session.session_id,
             greeting.namespace,
@@ -162,6 +184,7 @@ class WorkerStreams:
             greeting.nonce,
             greeting.worker_name,
             greeting.sdk,
+            greeting.deciders,
         )
         now, adopted = await self._engine.open_session(row, greeting.previous, greeting.held)
         results = []
@@ -262,6 +285,11 @@ class _Stream:
             self.session.tick()
             if 0 < self._config.session_max_age < time.monotonic() - born:
                 self.session.drain("the session is old: reconnect to spread the load", self._config.shutdown_grace)
+
+
+def _sides(session: Session) -> list[WorkerSession]:
+    """A session, as the dispatcher knows it."""
+    return [session] if session.decider is None else [session, session.decider]
 
 
 async def _abort(context: Context, error: FencepostError) -> None:

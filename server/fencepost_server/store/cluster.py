@@ -103,6 +103,8 @@ class SessionRow:
     nonce: str
     worker_name: str
     sdk: str
+    deciders: tuple[tuple[str, str], ...] = ()
+    """(queue, handler) pairs of the code workflows that it has."""
 
 
 async def open_session(database: Database, row: SessionRow, previous: Sequence[str]) -> tuple[datetime, list[str]]:
@@ -119,6 +121,8 @@ async def open_session(database: Database, row: SessionRow, previous: Sequence[s
                 "nonce": row.nonce,
                 "worker_name": row.worker_name,
                 "sdk": row.sdk,
+                "workflows": Texts([handler for _, handler in row.deciders]),
+                "workflow_queues": Texts([queue for queue, _ in row.deciders]),
             },
         )
         if not opened:

@@ -55,7 +55,7 @@ select 7, null, null, null, null,
 
 -- name: forget
 -- Bounded housekeeping: gone servers, ended sessions, request ids past their time. Open sessions are read, all of them:
--- there are as many as worker streams. index: run_key_expiry, session_ended
+-- there are as many as worker streams. index: run_key_expiry, session_ended, query_expiry
 with keys as (
     delete from run_key where ctid = any(array(
         select ctid from run_key where expires_at < clock_timestamp() limit 1000 for update skip locked))
@@ -69,6 +69,9 @@ with keys as (
 ), sessions as (
     delete from session where ctid = any(array(
         select ctid from session where ended_at < clock_timestamp() - interval '1 hour' limit 1000 for update skip locked))
+), queries as (
+    delete from query where ctid = any(array(
+        select ctid from query where expires_at < clock_timestamp() limit 1000 for update skip locked))
 )
 delete from server where seen_at < clock_timestamp() - interval '1 hour';
 
@@ -79,8 +82,8 @@ select pg_notify('fencepost', p) from unnest(%(payloads)s) p;
 select clock_timestamp();
 
 -- name: open_session
-insert into session (session_id, namespace, server_id, process_nonce, worker_name, sdk)
-values (%(session)s, %(namespace)s, %(server)s, %(nonce)s, %(worker_name)s, %(sdk)s)
+insert into session (session_id, namespace, server_id, process_nonce, worker_name, sdk, workflows, workflow_queues)
+values (%(session)s, %(namespace)s, %(server)s, %(nonce)s, %(worker_name)s, %(sdk)s, %(workflows)s, %(workflow_queues)s)
 on conflict (session_id) do nothing
 returning session_id;
 
