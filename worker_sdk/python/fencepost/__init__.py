@@ -9,6 +9,7 @@ from fencepost.async_client import AsyncClient
 from fencepost.client import Client
 from fencepost.codec import Value
 from fencepost.context import StepContext
+from fencepost.deterministic import NonDeterministic, TaskGroup, as_completed, unguarded, wait, wait_for
 from fencepost.errors import (
     AccessDenied,
     AlreadyUndone,
@@ -75,11 +76,23 @@ from fencepost.models import (
     StartRun,
     StepState,
 )
+from fencepost.ops import Handle
+from fencepost.policies import Retry, UndoPolicy
 from fencepost.schedule_client import AsyncSchedules, Schedules
 from fencepost.schedules import OverlapPolicy, Schedule, ScheduleSpec
 from fencepost.step_errors import CorrectiveError, OperationalError, PermanentError, StepCancelled, StepError
 from fencepost.steps import Step, Undo, step, undo
 from fencepost.worker import Worker, WorkerStats
+from fencepost.workflow import Workflow, workflow
+from fencepost.workflow_context import WorkflowContext
+from fencepost.workflow_errors import (
+    ChildFailed,
+    NondeterminismError,
+    OpFailed,
+    SignalTimeout,
+    StepFailed,
+    UnknownQuery,
+)
 
 __all__ = [
     "AccessDenied",
@@ -89,6 +102,7 @@ __all__ = [
     "AsyncRunHandle",
     "AsyncSchedules",
     "CancelReason",
+    "ChildFailed",
     "Client",
     "Conflict",
     "CorrectiveError",
@@ -104,6 +118,7 @@ __all__ = [
     "Failure",
     "FailureKind",
     "FencepostError",
+    "Handle",
     "IllegalTransition",
     "InputSchemaMismatch",
     "InvalidJson",
@@ -114,9 +129,12 @@ __all__ = [
     "KeyTaken",
     "LeaseLost",
     "NoWorker",
+    "NonDeterministic",
+    "NondeterminismError",
     "NotDecodable",
     "NotEncodable",
     "NotFound",
+    "OpFailed",
     "OpenStep",
     "OpenWait",
     "OperationalError",
@@ -129,6 +147,7 @@ __all__ = [
     "Removal",
     "RequestIdConflict",
     "RequestKeyConflict",
+    "Retry",
     "Run",
     "RunCancelled",
     "RunFailed",
@@ -146,6 +165,7 @@ __all__ = [
     "ServerFault",
     "SessionRefused",
     "SessionTimedOut",
+    "SignalTimeout",
     "Signalled",
     "StaleEtag",
     "StartRun",
@@ -153,19 +173,30 @@ __all__ = [
     "StepCancelled",
     "StepContext",
     "StepError",
+    "StepFailed",
     "StepState",
+    "TaskGroup",
     "TaskKind",
     "TimerKind",
     "TooManySignals",
     "Unavailable",
     "Undo",
+    "UndoPolicy",
     "UnknownDefinition",
+    "UnknownQuery",
     "UnknownWorkflow",
     "Unreachable",
     "Value",
     "Violation",
     "Worker",
     "WorkerStats",
+    "Workflow",
+    "WorkflowContext",
+    "as_completed",
     "step",
     "undo",
+    "unguarded",
+    "wait",
+    "wait_for",
+    "workflow",
 ]
