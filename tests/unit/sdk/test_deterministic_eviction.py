@@ -129,7 +129,7 @@ async def generators(run: Run) -> None:
 
 
 async def coroutines_not_awaited_yet(run: Run) -> None:
-    first, second = step_in_finally(run), step_in_finally(run)
+    first, second, _ = step_in_finally(run), step_in_finally(run), [step_in_finally(run)]
     try:
         await first
     finally:
@@ -260,6 +260,55 @@ async def test_a_task_made_while_unwinding_does_not_land_on_the_workers_loop() -
     assert asyncio.all_tasks() == before
     await asyncio.sleep(0)
     assert run.commands == ["work"]
+
+
+def test_unwinding_code_stops_at_the_first_thing_that_it_asks_of_its_loop() -> None:
+    seen: list[str] = []
+
+    async def waits_for(event: asyncio.Event) -> None:
+        await event.wait()
+
+    async def main(ask: Callable[[asyncio.Event], object]) -> None:
+        event = asyncio.Event()
+        waiting = asyncio.create_task(waits_for(event))
+        try:
+            await run.step("work")
+        finally:
+            seen.append("unwinds")
+            ask(event)
+            seen.append(f"goes on {waiting}")
+
+    run = Run()
+    for ask in (
+        lambda event: event.set(),
+        lambda _: asyncio.get_running_loop().call_soon(print),
+        lambda _: asyncio.get_running_loop().call_later(1, print),
+        lambda _: asyncio.ensure_future(asyncio.sleep(1)),
+    ):
+        _ = run.start(main(ask))
+    run.loop.evict()
+    assert seen == ["unwinds"] * 4
+
+
+def test_an_asynchronous_generator_that_waits_for_its_next_turn_is_closed_once() -> None:
+    seen: list[str] = []
+
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            seen.append("closed")
+            await asyncio.get_running_loop().create_future()
+
+    async def main() -> None:
+        await anext(kept)
+        await run.step("work")
+
+    run = Run()
+    kept = numbers()
+    _ = run.start(main())
+    run.loop.evict()
+    assert seen == ["closed"]
 
 
 def test_the_host_may_settle_futures_of_an_evicted_run() -> None:

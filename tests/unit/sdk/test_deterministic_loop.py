@@ -126,6 +126,19 @@ def test_a_cancelled_timer_is_forgotten_by_the_host_and_does_not_run() -> None:
     assert fired.when() == 1_005.0
 
 
+def test_a_timer_that_a_host_fires_twice_or_after_its_end_runs_once() -> None:
+    clock = Clock()
+    loop = DeterministicLoop(clock)
+    seen: list[int] = []
+    loop.call_later(5, seen.append, 1)
+    loop.call_later(6, seen.append, 2).cancel()
+    ((_, fire),) = clock.timers.values()
+    fire()
+    fire()
+    loop.run_until_blocked()
+    assert seen == [1]
+
+
 def test_a_deadline_asks_for_a_timer_of_whole_microseconds() -> None:
     clock = Clock()
     clock.now = 1_700_000_000.123456
@@ -186,6 +199,15 @@ def test_what_is_no_exception_leaves_at_once_and_the_loop_goes_on_later() -> Non
     assert not loop.is_running()
     loop.run_until_blocked()
     assert seen == [1]
+
+
+def test_a_cancellation_in_a_callback_does_not_cancel_the_host() -> None:
+    loop = DeterministicLoop(Clock())
+    future = loop.create_future()
+    future.cancel()
+    loop.call_soon(future.result)
+    with pytest.raises(RuntimeError, match="raised CancelledError"):
+        loop.run_until_blocked()
 
 
 def test_an_exception_handler_has_the_errors_instead_of_the_host() -> None:
@@ -409,6 +431,8 @@ def test_threads_of_asyncio_and_task_factories_are_refused() -> None:
         run(asyncio.to_thread(print))
     with pytest.raises(NonDeterministic, match="task factory"):
         loop.set_task_factory(asyncio.Task)
+    with pytest.raises(NonDeterministic, match="eagerly"):
+        _ = loop.create_task(asyncio.sleep(0), eager_start=True)
     loop.set_task_factory(None)
 
 

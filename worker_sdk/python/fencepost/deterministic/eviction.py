@@ -56,8 +56,10 @@ class Unwinding:
             raise self._interrupt
 
     def task(self, task: asyncio.Task[Any], context: Context) -> None:
-        """Close the coroutine of a task, in its context; the task stays pending for ever, and says nothing of it."""
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # the only switch there is
+        """Close the coroutine of a task, in its context.
+
+        The task stays pending for ever; what asyncio has to say of that, its evicted loop does not pass on.
+        """
         coro: Any = task.get_coro()  # None from 3.12 on, when it ended as it began
         if coro is None or self._call(context.run, coro.close):
             return

@@ -89,6 +89,11 @@ class DeterministicLoop(NoOutside):
                 handle._context.run(callback, *handle._args)
             except Exception as error:  # noqa: BLE001 (collected: run_until_blocked raises it)
                 self._callback_failed(error, handle)
+            except asyncio.CancelledError as error:
+                # The host runs in a task of another loop, which this must not cancel.
+                failed = RuntimeError("a callback of the workflow raised CancelledError")
+                failed.__cause__ = error
+                self._callback_failed(failed, handle)
 
     def _callback_failed(self, error: Exception, handle: asyncio.Handle) -> None:
         if self._exception_handler is None:
@@ -194,9 +199,12 @@ class DeterministicLoop(NoOutside):
         *,
         name: str | None = None,
         context: Context | None = None,
-        **_: object,
+        eager_start: bool | None = None,
     ) -> asyncio.Task[_T]:
-        """Run `coro` as a task, from the next turn on. The loop holds it until it ends."""
+        """Run `coro` as a task, after all that is ready now. The loop holds it until it ends."""
+        if eager_start:
+            coro.close()
+            refuse("a task that starts eagerly", "tasks of a workflow begin in the order in which they are created")
         if self._evicted:
             coro.close()
             raise Evicted

@@ -83,7 +83,7 @@ class Timer(asyncio.TimerHandle):
     def _fire(self) -> None:
         ready, self._ready, self._host, self._token = self._ready, None, None, None
         self._scheduled = False
-        if ready is not None and not self._cancelled:
+        if ready is not None:
             ready.append(self)
 
     def cancel(self) -> None:
