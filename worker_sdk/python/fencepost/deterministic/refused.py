@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from fencepost.deterministic import guard
 from fencepost.deterministic.guard import Refused, RefusedWithout, refused_method
 
 _NOW = "use ctx.now()"
@@ -127,6 +128,7 @@ def escapes(function: Callable[..., object]) -> list[str]:
     Looks for datetime.now, utcnow and today, and for functions that its module imported by name. A hint for
     who writes it: what the function calls is not looked at.
     """
+    guard.install()
     if not isinstance(function, FunctionType):
         return []
     found = [f"{name} is {what}: {instead}" for name, what, instead in _captured(function)]
