@@ -7,17 +7,24 @@ it lives in the kit's thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import logging
 import os
 import shutil
 import tempfile
+import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from fencepost_server.embedded import EmbeddedPostgres
 from fencepost_server.store import shifted_clock
 from fencepost_server.store.errors import is_away
 from fencepost_server.store.migrate import migrate
+
+_FOLDER = "fencepost-testkit-"
+_YOUNG = 60.0  # seconds in which a folder may not have its lock yet
 
 log = logging.getLogger("fencepost.testkit")
 
@@ -28,8 +35,7 @@ class Databases:
     def __init__(self, admin_dsn: str = "") -> None:
         self._admin_dsn = admin_dsn
         self._given = bool(admin_dsn)
-        self._embedded: EmbeddedPostgres | None = None
-        self._folder: Path | None = None
+        self._embedded = contextlib.ExitStack()
         self._template = ""
         self._lock = asyncio.Lock()
         self._process = f"{os.getpid()}_{uuid.uuid4().hex[:8]}"
@@ -63,12 +69,7 @@ class Databases:
                 await self._drop_template()
         finally:
             self._template = ""
-            if self._embedded is not None:
-                self._embedded.__exit__(None, None, None)
-                self._embedded = None
-            if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
-                self._folder = None
+            self._embedded.close()
 
     async def _drop_template(self) -> None:
         try:
@@ -95,10 +96,34 @@ class Databases:
 
     def _start_embedded(self) -> str:
         """Start PostgreSQL in a folder that goes with it. This is the thread that it lives as long as."""
-        # The folder itself is for the server to go through when it runs as another user; what is in it is private.
-        self._folder = Path(tempfile.mkdtemp(prefix="fencepost-testkit-")).resolve()
-        self._folder.chmod(0o711)
-        embedded = EmbeddedPostgres(self._folder / "postgres", log.info)
-        embedded.__enter__()
-        self._embedded = embedded
+        _remove_leftovers()
+        with contextlib.ExitStack() as stack:
+            folder = Path(tempfile.mkdtemp(prefix=_FOLDER)).resolve()
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            stack.enter_context(_owned(folder))
+            # For the server to go through when it runs as another user; what is in it is private.
+            folder.chmod(0o711)
+            embedded = stack.enter_context(EmbeddedPostgres(folder / "postgres", log.info))
+            self._embedded = stack.pop_all()
         return embedded.dsn
+
+
+def _remove_leftovers() -> None:
+    """Remove the folders of processes that were killed; their servers have ended with them."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        with contextlib.suppress(OSError):  # somebody else's, or another process removes it just now
+            found = folder.stat()
+            if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _YOUNG:
+                with _owned(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _owned(folder: Path) -> Iterator[None]:
+    """Keep others from removing a folder. Raises BlockingIOError if somebody keeps it."""
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)

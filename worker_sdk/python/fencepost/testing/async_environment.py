@@ -12,12 +12,10 @@ from fencepost.async_client import AsyncClient
 from fencepost.steps import Step
 from fencepost.testing.bridged_client import BridgedClient
 from fencepost.testing.kit import AnyRun, Kit, id_of, workflow_id_of
-from fencepost.testing.workers import make_worker
+from fencepost.testing.workers import Patience, make_worker
 from fencepost.worker import Worker
 
 T = TypeVar("T")
-
-_PAUSE = 0.002
 
 
 class AsyncEnvironment:
@@ -55,8 +53,9 @@ class AsyncEnvironment:
         running = asyncio.create_task(worker.run_async(), name="fencepost-test-worker")
         cut_off = True
         try:
+            patience = Patience()
             while not worker.wait_connected(0) and not running.done():
-                await asyncio.wait({running}, timeout=_PAUSE)
+                await asyncio.wait({running}, timeout=patience.pause())
             if not running.done():
                 yield worker
             cut_off = False

@@ -11,12 +11,10 @@ from typing import Any, TypeVar, overload
 from fencepost.client import Client
 from fencepost.steps import Step
 from fencepost.testing.kit import AnyRun, Kit, id_of, workflow_id_of
-from fencepost.testing.workers import make_worker
+from fencepost.testing.workers import Patience, make_worker
 from fencepost.worker import Worker
 
 T = TypeVar("T")
-
-_PAUSE = 0.005
 
 
 class Environment:
@@ -57,7 +55,8 @@ class Environment:
         thread.start()
         cut_off = True
         try:
-            while not worker.wait_connected(_PAUSE) and thread.is_alive():
+            patience = Patience()
+            while not worker.wait_connected(patience.pause()) and thread.is_alive():
                 pass
             if thread.is_alive():
                 yield worker

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fencepost.steps import Step
+from fencepost.testing.kit import Stalled
 from fencepost.worker import Worker
 
 _DRAIN_TIMEOUT = 2.0
+_CONNECT_TIMEOUT = 30.0
+_PAUSE = 0.002
+
+
+class Patience:
+    """How long a worker may take to connect."""
+
+    def __init__(self) -> None:
+        self._end = time.monotonic() + _CONNECT_TIMEOUT
+
+    def pause(self) -> float:
+        """How many seconds to wait for it before the next look. Raises Stalled when that has been enough."""
+        if time.monotonic() > self._end:
+            raise Stalled(f"the worker has not connected within {_CONNECT_TIMEOUT:g} s; its log says why")
+        return _PAUSE
 
 
 def make_worker(
