@@ -8,13 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import fencepost
 
 SEEDS = ("0", "1", "2", "3", "4")
 
-# Waits on tasks that are created amid garbage of varying size, so that addresses differ from process to process, and
-# tells in which order all of it happens.
-PROGRAM = """
+# A program begins with this: a host, and garbage of varying size, so that addresses differ from process to process.
+BEFORE = """
 import asyncio, random
 from fencepost.deterministic import DeterministicLoop, TaskGroup, as_completed, wait, wait_for
 
@@ -31,7 +32,24 @@ seen, garbage, noise = [], [], random.SystemRandom()
 
 def mess():
     garbage.extend(bytearray(noise.randrange(1, 500)) for _ in range(noise.randrange(40)))
+"""
 
+# And ends with this.
+AFTER = """
+host = Host()
+loop = DeterministicLoop(host)
+task = loop.create_task(main())
+loop.run_until_blocked()
+while host.timers:
+    host.timers.sort(key=lambda timer: timer[0])
+    host.now, fire = host.timers.pop(0)
+    fire()
+    loop.run_until_blocked()
+task.result()
+print(seen)
+"""
+
+WAITING = """
 async def step(name, seconds, fails=False):
     try:
         seen.append(f"begin {name}")
@@ -73,18 +91,58 @@ async def main():
         await wait_for(asyncio.gather(*tasks("t")), 1.5)
     except TimeoutError:
         seen.append("timed out")
+"""
 
-host = Host()
-loop = DeterministicLoop(host)
-task = loop.create_task(main())
-loop.run_until_blocked()
-while host.timers:
-    host.timers.sort(key=lambda timer: timer[0])
-    host.now, fire = host.timers.pop(0)
-    fire()
-    loop.run_until_blocked()
-task.result()
-print(seen)
+# What asyncio itself gives to those that compete, amid cancellations.
+COMPETING = """
+async def guarded_by(name, semaphore):
+    try:
+        async with semaphore:
+            seen.append(f"in {name}")
+            await asyncio.sleep(1)
+    finally:
+        seen.append(f"out {name}")
+
+async def consume(name, queue):
+    while (item := await queue.get()) is not None:
+        seen.append(f"{name} got {item}")
+        await asyncio.sleep(item % 2)
+        queue.task_done()
+
+async def take(name, condition, items):
+    async with condition:
+        await condition.wait_for(lambda: items)
+        seen.append(f"{name} takes {items.pop(0)}")
+
+async def meet(name, barrier):
+    await barrier.wait()
+    seen.append(f"{name} passes")
+
+async def main():
+    for semaphore in (asyncio.Semaphore(2), asyncio.Lock()):
+        tasks = [asyncio.create_task(guarded_by(name, semaphore)) for name in range(8)]
+        await asyncio.sleep(0.5)
+        tasks[3].cancel()
+        tasks[0].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    queue = asyncio.Queue(2)
+    consumers = [asyncio.create_task(consume(name, queue)) for name in "abc"]
+    for item in (*range(9), None, None, None):
+        await queue.put(item)
+        seen.append(f"put {item}")
+    await asyncio.gather(*consumers)
+    condition, items = asyncio.Condition(), []
+    takers = [asyncio.create_task(take(name, condition, items)) for name in "abcd"]
+    await asyncio.sleep(0)
+    takers[1].cancel()
+    for more in ([1, 2], [3]):
+        async with condition:
+            items.extend(more)
+            condition.notify(2)
+        await asyncio.sleep(1)
+    await asyncio.gather(*takers, return_exceptions=True)
+    barrier = asyncio.Barrier(3)
+    await asyncio.gather(*(meet(name, barrier) for name in "abcdef"))
 """
 
 
@@ -102,7 +160,10 @@ def pythons() -> list[str]:
     return list(found.values())
 
 
-def test_the_order_is_the_same_in_every_process_and_version_of_python() -> None:
+@pytest.mark.parametrize(
+    ("program", "tells"), [(WAITING, "cancel g7"), (COMPETING, "f passes")], ids=["ours", "asyncios"]
+)
+def test_the_order_is_the_same_in_every_process_and_version_of_python(program: str, tells: str) -> None:
     package = Path(fencepost.__file__).parents[1]
     # The package's own __init__ needs what only this interpreter has installed; its deterministic half needs nothing.
     alone = (
@@ -113,7 +174,7 @@ def test_the_order_is_the_same_in_every_process_and_version_of_python() -> None:
     for python in pythons():
         for seed in SEEDS:
             ended = subprocess.run(
-                [python, "-c", alone + PROGRAM],
+                [python, "-c", alone + BEFORE + program + AFTER],
                 env={**os.environ, "PYTHONHASHSEED": seed},
                 capture_output=True,
                 text=True,
@@ -123,4 +184,4 @@ def test_the_order_is_the_same_in_every_process_and_version_of_python() -> None:
             assert ended.returncode == 0, ended.stderr
             orders.add(ended.stdout)
     assert len(orders) == 1
-    assert "cancel g7" in orders.pop()
+    assert tells in orders.pop()
