@@ -38,6 +38,9 @@ _COMPLETE, _FAIL = pb.ADVANCE_OUTCOME_COMPLETE, pb.ADVANCE_OUTCOME_FAIL
 _CONTINUE_AS_NEW, _BLOCK = pb.ADVANCE_OUTCOME_CONTINUE_AS_NEW, pb.ADVANCE_OUTCOME_BLOCK
 _MAX_CANCELS = 100
 _MAX_PAYLOAD_BYTES = 1 << 20
+# With one more payload, an output or a command's, it has to fit into any frame of 3 MiB.
+_MAX_ADVANCE_BYTES = 1 << 20
+_MAX_COMMANDS = 5_000
 
 _End = tuple[pb.AdvanceOutcome.ValueType, Value | None, Failed | None]
 
@@ -182,21 +185,34 @@ class CodeRun:
         ends = outcome not in (_CONTINUE, _WAIT)
         if not book.unsent and not ends and (outcome == _CONTINUE or self._idle):
             return None
-        unsent = list(book.unsent.values())
-        decision = Decision(
-            self.advance_no + 1,
-            book.seq,
-            outcome,
-            [command_of(item) for item in unsent],
-            book.taken,
-            book.ended_waits,
-            output,
-            failure,
-        )
-        book.unsent = {}
-        book.taken, book.ended_waits = [], []
+        unsent, commands = self._fitting()
+        if len(unsent) < len(book.unsent):
+            # The rest goes with the next Advance, and only then the run waits or ends. Until then not all that was
+            # decided on the events seen is recorded, so they do not count as seen.
+            book.unsent = dict(list(book.unsent.items())[len(unsent) :])
+            decision = Decision(self.advance_no + 1, book.seen_seq, _CONTINUE, commands)
+        else:
+            book.unsent = {}
+            taken, waits = book.taken, book.ended_waits
+            book.taken, book.ended_waits = [], []
+            number, seen = self.advance_no + 1, book.seq
+            decision = Decision(number, seen, outcome, commands, taken, waits, output, failure)
         self._in_flight = (decision, unsent)
         return decision
+
+    def _fitting(self) -> tuple[list[Unsent], list[pb.Command]]:
+        """As many of the commands that wait as one Advance may have, at least one, with what they are of."""
+        unsent: list[Unsent] = []
+        commands: list[pb.Command] = []
+        room = _MAX_ADVANCE_BYTES
+        for item in self.book.unsent.values():
+            command = command_of(item)
+            room -= command.ByteSize()
+            if commands and (room < 0 or len(commands) >= _MAX_COMMANDS):
+                break
+            unsent.append(item)
+            commands.append(command)
+        return unsent, commands
 
     def _outcome(self) -> _End:
         unsent = self.book.unsent.values()

@@ -291,16 +291,15 @@ class Decider:
                 self._say((heard.lease, Released()))
             self._evict(entry)
             return
-        seen = entry.run.seq
+        entry.kept = result.kept
+        told = result.events[-1].seq if result.events else entry.run.seq
         before_own = (result.seqs[0] if result.seqs else result.last_seq + 1) - 1
-        if seen + len(result.events) < before_own:
+        if told < before_own:
             # Not all of what came before its own events did fit.
             entry.answer = pb.AdvanceResult()
             entry.answer.CopyFrom(result)
-            entry.kept = result.kept
-            self._read(entry, heard.lease, seen + len(result.events), before_own)
+            self._read(entry, heard.lease, told, before_own)
             return
-        entry.kept = result.kept
         self._accept(entry, result)
 
     def _accept(self, entry: RunEntry, result: pb.AdvanceResult) -> None:
