@@ -12,32 +12,37 @@ from fencepost.v1 import run_service_pb2 as pb
 from fencepost_server.api import views
 from fencepost_server.api.calls import call, stream
 from fencepost_server.api.checks import Checks, page_token, read_page_token
+from fencepost_server.api.queries import RunQueries
 from fencepost_server.config import Config
 from fencepost_server.domain.durations import MAX_MILLISECONDS
-from fencepost_server.domain.errors import FencepostError, InvalidPageToken
+from fencepost_server.domain.errors import FencepostError, InvalidPageToken, NoWorker
 from fencepost_server.engine import control, reading
 from fencepost_server.engine.engine import Engine
 from fencepost_server.engine.operations import Commanded, Started
+from fencepost_server.engine.reading import RunView
 from fencepost_server.engine.starting import StartRequest
 from fencepost_server.store import runs
 from fencepost_server.store.runs import RunFilter
 from fencepost_server.wire.events import event
-from fencepost_server.wire.payloads import payload_in
+from fencepost_server.wire.payloads import payload_in, payload_out
 from fencepost_server.wire.status import item_error
 
 _DEFAULT_PAGE, _DEFAULT_WAIT, _PAGE_BYTES = 100, 30.0, 2 << 20
 _LONGEST_TIME, _SHORTEST_TIMEOUT = MAX_MILLISECONDS / 1000, 0.001
 _LONGEST_REASON, _LONGEST_GRACE = 1000, 86_400.0
 _MOST_SOUGHT = 8
+_DEFAULT_QUERY, _LONGEST_QUERY = 10.0, 60.0
+_UNTAKEN = (run_pb2.STEP_STATE_READY, run_pb2.STEP_STATE_RETRYING)
 _RUNS, _HISTORY = "runs", "history"
 
 
 class RunService(run_service_pb2_grpc.RunServiceServicer):
     """See proto/fencepost/v1/run_service.proto."""
 
-    def __init__(self, config: Config, engine: Engine) -> None:
+    def __init__(self, config: Config, engine: Engine, queries: RunQueries) -> None:
         self._config = config
         self._engine = engine
+        self._queries = queries
 
     @call
     async def StartRun(self, request: pb.StartRunRequest) -> pb.StartRunResponse:
@@ -124,7 +129,15 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
             run_id = checks.run_id(request.run_id)
             checks.done()
             view = await reading.get(self._engine, namespace, run_id)
-        return pb.GetRunResponse(run=views.run_detail(view.run, view.graph))
+        return pb.GetRunResponse(run=await self._told(view))
+
+    async def _told(self, view: RunView) -> run_pb2.Run:
+        """A run with all that is known of it."""
+        message, code = views.run_detail(view.run, view.graph), view.graph.code
+        waits = any(step.decide and step.state in _UNTAKEN for step in message.open_steps)
+        if waits and code is not None and await self._queries.no_worker(view.run.summary.namespace, code):
+            message.waiting_reason = NoWorker.reason
+        return message
 
     @call
     async def ListRuns(self, request: pb.ListRunsRequest) -> pb.ListRunsResponse:
@@ -160,7 +173,7 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
             timeout = checks.seconds(request.timeout, "timeout", self._config.max_wait)
         checks.done()
         view, ended = await reading.wait(self._engine, namespace, run_id, timeout)
-        return pb.WaitRunResponse(run=views.run_detail(view.run, view.graph), ended=ended)
+        return pb.WaitRunResponse(run=await self._told(view), ended=ended)
 
     @call
     async def SignalRun(self, request: pb.SignalRunRequest) -> pb.SignalRunResponse:
@@ -212,6 +225,22 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
         answer = await control.retry(self._engine, namespace, run_id, reason, request_id, skip_undo=request.skip_undo)
         return pb.RetryRunResponse(state=_state(answer))
 
+    @call
+    async def QueryRun(self, request: pb.QueryRunRequest) -> pb.QueryRunResponse:
+        """Ask a code run something."""
+        checks = Checks()
+        namespace = checks.namespace(request.namespace)
+        run_id = checks.run_id(request.run_id)
+        name = checks.text(request.name, "name", required=True)
+        timeout = _DEFAULT_QUERY
+        if request.HasField("timeout"):
+            timeout = checks.seconds(request.timeout, "timeout", _LONGEST_QUERY)
+        checks.done()
+        payload, _ = payload_in(request.input, self._config.max_payload_bytes, "input")
+        return pb.QueryRunResponse(
+            output=payload_out(await self._queries.ask(namespace, run_id, name, payload, timeout))
+        )
+
     @stream
     async def WatchRun(self, request: pb.WatchRunRequest) -> AsyncIterator[pb.WatchRunResponse]:
         """Stream the events of a run."""
@@ -231,8 +260,10 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
         namespace = checks.namespace(request.namespace)
         run_id = checks.run_id(request.run_id)
         limit = checks.number(request.page_size, "page_size", 1, self._config.max_page_size, _DEFAULT_PAGE)
+        after = request.after_seq
+        if not 0 <= after < 1 << 62:
+            checks.note("after_seq", "must be between 0 and 2^62")
         checks.done()
-        after = 0
         if request.page_token:
             token_run, after = read_page_token(_HISTORY, request.page_token, (UUID, int))
             if token_run != run_id:

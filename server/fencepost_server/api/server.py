@@ -9,6 +9,7 @@ from grpc_reflection.v1alpha import reflection
 from fencepost.v1 import definition_service_pb2, run_service_pb2, schedule_service_pb2, worker_service_pb2
 from fencepost_server.api.calls import handlers
 from fencepost_server.api.definition_service import DefinitionService
+from fencepost_server.api.queries import RunQueries
 from fencepost_server.api.run_service import RunService
 from fencepost_server.api.schedule_service import ScheduleService
 from fencepost_server.config import Config
@@ -32,11 +33,12 @@ class GrpcServer:
     def __init__(self, config: Config, engine: Engine) -> None:
         self._config = config
         self.streams = WorkerStreams(config, engine)
+        self._queries = RunQueries(config, engine, self.streams)
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(maximum_concurrent_rpcs=config.max_concurrent_calls, options=_options(config))
         self._server.add_generic_rpc_handlers(
             (
-                handlers(_RUNS, RunService(config, engine)),
+                handlers(_RUNS, RunService(config, engine, self._queries)),
                 handlers(_DEFINITIONS, DefinitionService(config, engine)),
                 handlers(_SCHEDULES, ScheduleService(config, engine)),
                 self.streams.handler(),
@@ -56,6 +58,7 @@ class GrpcServer:
             raise PortInUse(f"can't listen on {address}: is the port in use?") from error
         await self.set_serving(serving=False)
         await self._server.start()
+        self._queries.loop.start()
 
     async def set_serving(self, *, serving: bool) -> None:
         """Tell load balancers whether to send work here."""
@@ -69,6 +72,7 @@ class GrpcServer:
 
     async def stop(self) -> None:
         """End all calls that are left."""
+        await self._queries.stop()
         await self._server.stop(0)
 
 

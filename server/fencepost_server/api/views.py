@@ -6,7 +6,7 @@ import json
 
 from fencepost.v1 import definition_service_pb2, run_pb2
 from fencepost_server.domain.graph import Graph
-from fencepost_server.domain.model import PARKED_UNTIL, Failure, TaskKind
+from fencepost_server.domain.model import IDLE_UNTIL, PARKED_UNTIL, Failure, TaskKind
 from fencepost_server.domain.rows import Control
 from fencepost_server.store.definitions import DefinitionRow
 from fencepost_server.store.runs import OpenStepRow, RunDetail, RunSummary
@@ -35,10 +35,12 @@ def run_summary(run: RunSummary) -> run_pb2.Run:
     )
     if run.failure is not None:
         message.failure.CopyFrom(failure_out(Failure.from_json(run.failure)))
-    if run.control is not None and run.ended_at is None:
-        ending = Control.from_json(run.control).ending
-        if ending is not None:
-            message.ending = ending["state"]
+    if run.control is not None:
+        control = Control.from_json(run.control)
+        if control.ending is not None and run.ended_at is None:
+            message.ending = control.ending["state"]
+        message.next_run_id = control.next_run
+        message.previous_run_id = control.previous_run
     return message
 
 
@@ -48,11 +50,16 @@ def run_detail(run: RunDetail, graph: Graph) -> run_pb2.Run:
     message.input.CopyFrom(payload_out(run.input))
     if run.output is not None:
         message.output.CopyFrom(payload_out(run.output))
-    message.open_steps.extend(_open_step(step, graph) for step in run.open_steps)
+    message.open_steps.extend(_open_step(step, graph) for step in run.open_steps if not _idle(step))
     # Of a run that is ending times and signals are only kept, for a retry: it waits for its children.
     waits = [wait for wait in run.open_waits if not message.ending or wait.child_run_id is not None]
     message.open_waits.extend(_open_wait(wait, graph) for wait in waits)
     return message
+
+
+def _idle(step: OpenStepRow) -> bool:
+    """The task of a code run that decides, while its function waits for an event."""
+    return not step.leased and IDLE_UNTIL <= step.visible_at < PARKED_UNTIL
 
 
 def _open_step(step: OpenStepRow, graph: Graph) -> run_pb2.OpenStep:
@@ -65,9 +72,10 @@ def _open_step(step: OpenStepRow, graph: Graph) -> run_pb2.OpenStep:
     else:
         state = run_pb2.STEP_STATE_READY
     extra = json.loads(step.extra) if step.extra else {}
+    decides = extra.get("kind") == TaskKind.DECIDE
     message = run_pb2.OpenStep(
         task_id=step.task_id,
-        node_id=node_id(graph, step.node_index),
+        node_id=node_id(graph, step.node_index) or ("" if decides else extra.get("plan", ("", ""))[1]),
         handler=step.handler,
         queue=step.queue,
         state=state,
@@ -77,6 +85,7 @@ def _open_step(step: OpenStepRow, graph: Graph) -> run_pb2.OpenStep:
         ready_time=None if step.visible_at >= PARKED_UNTIL else timestamp(step.visible_at),
         lease_expire_time=timestamp(step.lease_expires_at),
         worker_name=step.worker_name or "",
+        decide=decides,
         undo=extra.get("kind") == TaskKind.UNDO,
         scope_id=extra.get("scope", 0),
         item=extra.get("item", 0),

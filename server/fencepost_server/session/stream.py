@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -68,6 +68,8 @@ class WorkerStreams:
         self._engine = engine
         self._streams: dict[str, _Stream] = {}
         self._opening = 0
+        self.on_decider: Callable[[], None] = lambda: None
+        """Called when a worker with code workflows has come."""
 
     @property
     def count(self) -> int:
@@ -145,6 +147,8 @@ class WorkerStreams:
         self._streams[session.session_id] = stream
         for side in _sides(session):
             self._engine.dispatcher.add(side)
+        if session.decider is not None:
+            self.on_decider()
         try:
             await stream.run()
         finally:
