@@ -54,7 +54,8 @@ class LocalFunction:
 
 
 _by_object: weakref.WeakKeyDictionary[Any, LocalFunction] = weakref.WeakKeyDictionary()
-_by_code: dict[types.CodeType, LocalFunction] = {}
+_by_code: dict[types.CodeType, tuple[object, LocalFunction]] = {}
+"""With the annotation of what the function returns, which is no part of its code."""
 
 
 def function_of(callee: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,27 +68,21 @@ def local_function(callee: Callable[..., Any], names: Mapping[str, Any]) -> Loca
 
     Raises TypeError.
     """
-    if type(callee) is types.FunctionType:
-        known = _by_code.get(callee.__code__)
-        # A wrapper's code is that of all wrappers made by one decorator; what they wrap differs.
-        if known is not None and not hasattr(callee, "__wrapped__"):
-            return known
-        if not hasattr(callee, "__wrapped__") and _says_types_in_text(callee):
-            known = _by_code[callee.__code__] = LocalFunction(callee, names)
-            return known
+    # A wrapper's code is that of all wrappers made by one decorator; what they wrap differs.
+    if type(callee) is types.FunctionType and "__wrapped__" not in callee.__dict__:
+        code, annotation = callee.__code__, callee.__annotations__.get("return")
+        known = _by_code.get(code)
+        if known is None or known[0] is not annotation:
+            known = _by_code[code] = (annotation, LocalFunction(callee, names))
+        return known[1]
     try:
-        known = _by_object.get(callee)
-        if known is None:
-            known = _by_object[callee] = LocalFunction(callee, names)
+        made = _by_object.get(callee)
+        if made is None:
+            made = _by_object[callee] = LocalFunction(callee, names)
     except TypeError:
         # It has no hash, or can't be referred to weakly.
-        known = LocalFunction(callee, names)
-    return known
-
-
-def _says_types_in_text(function: types.FunctionType) -> bool:
-    """Whether its annotations are part of its code: those that are objects may differ from one making to the next."""
-    return all(isinstance(annotation, str | None) for annotation in function.__annotations__.values())
+        made = LocalFunction(callee, names)
+    return made
 
 
 def _name_of(function: Callable[..., Any]) -> str:
