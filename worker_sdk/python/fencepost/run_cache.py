@@ -79,20 +79,25 @@ class RunEntry:
     def buffer(self, events: list[run_pb2.Event]) -> None:
         """Keep events that are to be fed, but for what is here already."""
         known = self.buffered[-1].seq if self.buffered else self.run.seq
-        if events and events[0].seq > known + 1 and self.buffered:
+        if not events or (self.buffered and events[0].seq > known + 1):
             # There is a gap between the two, to be read; what is behind it is read with it.
             return
+        if self.buffered and events[0].seq <= known:
+            # What was pushed while what is before it was being read: they overlap, or the one completes the other.
+            both = {event.seq: event for event in (*self.buffered, *events)}
+            events, self.buffered = [both[seq] for seq in sorted(both)], []
+            known = self.run.seq
         self.buffered.extend(event for event in events if event.seq > known)
 
     def take_buffered(self) -> list[run_pb2.Event]:
         """The events that can be fed now: those that follow what the run knows, without a gap."""
         seq = self.run.seq
         events = [event for event in self.buffered if event.seq > seq]
-        if events and events[0].seq != seq + 1:
-            self.buffered = events
-            return []
-        self.buffered = []
-        return events
+        whole = len(events)
+        if events and events[-1].seq != seq + whole:
+            whole = next(n for n, event in enumerate(events) if event.seq != seq + 1 + n)
+        self.buffered = events[whole:]
+        return events[:whole]
 
 
 class RunCache:
