@@ -115,6 +115,12 @@ class CodeRun:
         """Whether there is nothing to do until the server has events."""
         return self._idle and self._in_flight is None and not self._under_way and not self.book.unsent
 
+    @property
+    def owes_results(self) -> bool:
+        """Whether local steps are under way, or have ended and are not recorded: they would be lost with this."""
+        unsent = self.book.unsent.values()
+        return bool(self._under_way) or any(type(item) is Op and item.kind is LOCAL for item in unsent)
+
     # What it is fed
 
     def feed(self, events: Iterable[run_pb2.Event], *, more: bool = False) -> None:

@@ -54,6 +54,7 @@ class Settings:
     deadlock_timeout: float
     drain_timeout: float
     cancel_after_lease: float | None
+    decider: type[Decider] = Decider
 
 
 class Runtime:
@@ -82,7 +83,7 @@ class Runtime:
         self._pages: HistoryPages | None = None
         if identity.workflows:
             limits = Limits(settings.workflow_slots, settings.workflow_cache, settings.deadlock_timeout)
-            self._decider = Decider(
+            self._decider = settings.decider(
                 identity.workflows, users_loop, asyncio.get_running_loop(), limits, self._deliver_decisions
             )
             self._pages = HistoryPages(identity.namespace, self._channel_of, self._tell_page)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fencepost.channel import Targets
+from fencepost.decider import Decider
 from fencepost.identity import Identity, WorkflowKey
 from fencepost.ledger import Counters
 from fencepost.runtime import Runtime, Settings
@@ -114,6 +115,7 @@ class Worker:
         self._cancel_after_lease = cancel_after_lease
         self._labels = dict(labels or {})
         self._max_frame_bytes = max_frame_bytes
+        self._decider: type[Decider] = Decider  # the test kit has another
         self._counters = Counters()
         self._lock = threading.RLock()  # a signal may call `stop` amid a `stop`
         self._running = False
@@ -253,6 +255,7 @@ class Worker:
             deadlock_timeout=self._deadlock_timeout,
             drain_timeout=self._drain_timeout,
             cancel_after_lease=self._cancel_after_lease,
+            decider=self._decider,
         )
         threading.Thread(
             target=self._run_session,

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fencepost.steps import Step
+from fencepost.testing.always_replaying import AlwaysReplaying
 from fencepost.testing.kit import Stalled
 from fencepost.worker import Worker
+from fencepost.workflow import Workflow
 
 _DRAIN_TIMEOUT = 2.0
 _CONNECT_TIMEOUT = 30.0
@@ -29,7 +31,14 @@ class Patience:
 
 
 def make_worker(
-    address: str, steps: Sequence[Step[..., Any]], workflows: Sequence[Any], options: Mapping[str, Any]
+    address: str, steps: Sequence[Step[..., Any]], workflows: Sequence[Workflow[..., Any]], options: Mapping[str, Any]
 ) -> Worker:
-    """A worker that does not run yet."""
-    return Worker(address, steps, **{"drain_timeout": _DRAIN_TIMEOUT, **options})
+    """A worker that does not run yet. ``options`` are its own and ``always_replay``."""
+    always_replay = bool(options.get("always_replay"))
+    given = {name: value for name, value in options.items() if name != "always_replay"}
+    if always_replay:
+        given["workflow_cache"] = 0
+    worker = Worker(address, steps, workflows=workflows, **{"drain_timeout": _DRAIN_TIMEOUT, **given})
+    if always_replay:
+        worker._decider = AlwaysReplaying
+    return worker
