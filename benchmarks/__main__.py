@@ -17,7 +17,7 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks import engine, throughput
+from benchmarks import code, engine, throughput
 from benchmarks.plan import PROFILES, Plan
 from benchmarks.report import Report
 from benchmarks.stage import BenchmarkFailed, Stage
@@ -25,7 +25,7 @@ from fencepost_server.config import ConfigError, load
 
 Benchmark = Callable[[Stage, Plan], Awaitable[Report]]
 
-BENCHMARKS: Mapping[str, Benchmark] = {"throughput": throughput.measure, "engine": engine.measure}
+BENCHMARKS: Mapping[str, Benchmark] = {"throughput": throughput.measure, "engine": engine.measure, "code": code.measure}
 """By name; a benchmark is given a stage with a database and measures on it as much as the plan says."""
 
 

@@ -132,8 +132,18 @@ def _fold(config: Config, graph: Graph, now: datetime, runs: dict[str, RunRow], 
         config.max_map_items,
         config.max_pending_signals,
         config.cancel_grace,
+        config.max_history_events,
     )
     environment = Environment(
-        now, _EPOCH, now, limits, lambda: 0.5, lambda _report, _run, _queue, _handler: 1, Changes(now), UndoOrders()
+        now,
+        _EPOCH,
+        now,
+        limits,
+        lambda: 0.5,
+        lambda _report, _run, _queue, _handler: 1,
+        Changes(now),
+        UndoOrders(),
+        lambda _session: None,
+        {},
     )
     return Fold(environment, runs, tasks, {}, {graph.hash: graph})

@@ -135,9 +135,11 @@ class Worker(Child):
             raise
         return worker
 
-    async def work(self, slots: int, *, timed: bool = False) -> None:
-        """Let it take tasks. ``timed``: each run that has come to its last step is told as the event "run"."""
-        await self.tell(do="work", slots=slots, timed=timed)
+    async def work(self, slots: int, *, timed: bool = False, code: int = 0, cache: int = 1000) -> None:
+        """Let it take tasks. ``timed``: each run that has come to its last step is told as the event "run".
+        ``code``: how many code runs it decides at a time; ``cache``: how many that wait it keeps.
+        """
+        await self.tell(do="work", slots=slots, timed=timed, code=code, cache=cache)
         await self.event("working")
 
     async def stats(self) -> dict[str, Any]:

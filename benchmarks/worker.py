@@ -5,7 +5,7 @@ connects when it is told to, by lines of JSON on standard input, and answers by 
 
 | command | answer |
 |---|---|
-| `{"do": "work", "slots": 400, "timed": false}` | `{"event": "working"}` once a server has taken it |
+| `{"do": "work", "slots": 400, "timed": false, "code": 0, "cache": 1}` | `{"event": "working"}` once it is connected |
 | `{"do": "stats"}` | `{"event": "stats", "completed": …, "failed": …, "lost": …, "first_step_time": …}` |
 | `{"do": "stop"}` | the same as `stopped`, when everything is finished and the stream is closed |
 
@@ -22,6 +22,7 @@ import threading
 import time
 from typing import Any
 
+from benchmarks.code_workflows import WORKFLOWS, first_step
 from benchmarks.plan import STEPS
 from benchmarks.workflow import ITEM, REFUSE, UNDO, UNDONE, handler_name
 from fencepost import PermanentError, Step, Undo, Worker, step, undo
@@ -78,10 +79,18 @@ def engine_steps() -> list[Step[..., Any] | Undo[..., Any]]:
 class Shift:
     """One time of working, from "work" to "stop"."""
 
-    def __init__(self, address: str, name: str, slots: int, *, timed: bool) -> None:
+    def __init__(self, address: str, name: str, command: dict[str, Any]) -> None:
         self._began: list[float] = []
-        steps = [*(timed_steps() if timed else plain_steps(self._began)), *engine_steps()]
-        self._worker = Worker(address, steps, slots=slots, name=name)
+        if command["code"]:  # code runs alone
+            first_step.clear()
+            self._began = first_step
+            self._worker = Worker(
+                address, [], workflows=WORKFLOWS, slots=command["slots"], name=name, workflow_slots=command["code"],
+                workflow_cache=command["cache"],
+            )  # fmt: skip
+        else:
+            steps = [*(timed_steps() if command["timed"] else plain_steps(self._began)), *engine_steps()]
+            self._worker = Worker(address, steps, slots=command["slots"], name=name)
         # The main thread reads commands, where a worker's would only wait.
         self._thread = threading.Thread(target=self._worker.run, name="worker", daemon=True)
         self._thread.start()
@@ -111,7 +120,7 @@ def main(address: str, name: str) -> None:
     for line in sys.stdin:
         command = json.loads(line)
         if command["do"] == "work":
-            shift = Shift(address, name, command["slots"], timed=command["timed"])
+            shift = Shift(address, name, command)
             say("working")
         elif shift is None:
             raise ValueError(f"{command['do']} before work")

@@ -28,6 +28,7 @@ from fencepost_server.domain.rows import TOP, ChildRow, TaskExtra, UndoRow
 from fencepost_server.domain.violation import Violation
 from fencepost_server.engine import children, ending, offering, steps, undoing
 from fencepost_server.engine.context import RunContext, Value
+from fencepost_server.engine.local_steps import detail_of
 from fencepost_server.engine.operations import Answer, MessageKind
 
 _MAX_ATTRIBUTES = 32
@@ -89,11 +90,8 @@ async def _apply(ctx: RunContext, task: TaskRow, command: OpCommand, begun: dict
 
 def local_step(ctx: RunContext, step: LocalStep, token: int) -> int:
     """A step that ran in the worker: one event, and if it can be undone its input and a row of the undo log."""
-    detail: dict[str, Any] = {"op": step.op, "node": step.name, "attempts": step.attempts}
-    if step.input_hash:
-        detail["input_hash"] = step.input_hash.hex()
+    detail: dict[str, Any] = json.loads(detail_of(step))
     if step.failure is not None:
-        detail["failure"] = json.loads(step.failure.to_json())
         return ctx.event(EventType.LOCAL_STEP_ENDED, token=token, detail=detail)
     output = step.output or Payload(json="null")
     if not step.options:

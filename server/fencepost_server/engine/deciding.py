@@ -35,7 +35,6 @@ from fencepost_server.domain.ops import (
     AdvanceOutcome,
     Decide,
     HistoryEvent,
-    LocalStep,
     ScheduleStep,
     StartChild,
 )
@@ -319,46 +318,6 @@ def repeated(ctx: RunContext, report: Report) -> Answer | None:
     if advance.advance_no == decider.advance_no and report.digest.hex() == decider.digest:
         return ALREADY_DONE
     return None
-
-
-def advance_plain(ctx: RunContext, report: Report) -> Answer | None:
-    """An Advance with results of local steps alone, and nothing that the worker has not seen: what ``report`` would do,
-    in one go. It is most of what a busy server does for code runs. None: it is not that simple.
-    """
-    advance, task = report.advance, ctx.tasks.get(DECIDE_TASK)
-    control, run = ctx.plain, ctx.run
-    if advance is None or task is None or control is None or report.task_id != DECIDE_TASK:
-        return None
-    decider = control.decider
-    if (
-        decider is None
-        or advance.outcome is not AdvanceOutcome.CONTINUE
-        or task.token != report.token
-        or task.lease_session is None
-        or advance.advance_no != decider.advance_no + 1
-        or advance.seen_seq != run.next_seq - 1
-        or advance.taken_signals
-        or advance.ended_waits
-        or run.state not in (RunState.RUNNING, RunState.PENDING)
-        or task.attempt > 1
-        or task.operational_failures
-        or task.redeliveries
-        or "#" in task.handler
-        or run.next_seq + len(advance.commands) > ctx.env.limits.max_history_events
-    ):
-        return None
-    for command in advance.commands:
-        if type(command) is not LocalStep or command.options:
-            return None
-    first = run.next_seq
-    for command in advance.commands:
-        assert type(command) is LocalStep  # as was looked at above
-        applying.local_step(ctx, command, task.token)
-    _accepted(decider, report, advance)
-    control.began = True
-    ctx.settle()
-    seqs = tuple(range(first, run.next_seq))
-    return Answer(Outcome.OK, advance=AdvanceAnswer(seqs, run.last_event_at, (), run.next_seq - 1, True))
 
 
 def _accepted(decider: Decider, report: Report, advance: Advance) -> None:

@@ -18,7 +18,7 @@ from fencepost_server.domain.errors import RunNotFound, UnknownDefinition
 from fencepost_server.domain.graph import Graph
 from fencepost_server.domain.model import Ended, EventType, RunRow, RunState, TaskRow, TimerKind
 from fencepost_server.domain.rows import TOP, Control
-from fencepost_server.engine import children, commands, deciding, flow, steps
+from fencepost_server.engine import children, commands, deciding, flow, local_steps, steps
 from fencepost_server.engine.changes import NewRun, TaskKey
 from fencepost_server.engine.context import Environment, RunContext, Value
 from fencepost_server.engine.operations import (
@@ -56,27 +56,23 @@ class Fold:
             by_run.setdefault(act.run_id, []).append(act)
         new = {start.run_id: (start, graph) for start, graph in starts}
         foldings = [self._start_and_fold(*new[run_id], by_run.pop(run_id, ())) for run_id in new]
+        by_run = {run_id: some for run_id, some in by_run.items() if not self._fold_local_steps(some)}
         contexts = self._contexts(by_run)
         for run_id, some in by_run.items():
             ctx = contexts.get(run_id)
-            if ctx is None or not self._fold_at_once(ctx, some):
+            if ctx is None or not ctx.graph.simple or not self._fold_plain(ctx, some):
                 foldings.append(self._fold(ctx, some))
         return foldings
 
-    def _fold_at_once(self, ctx: RunContext, acts: Sequence[Act]) -> bool:
-        """Fold what needs nothing to be read, if it is that: most of what a busy server does."""
-        if ctx.graph.code is not None:
-            return self._fold_local_steps(ctx, acts)
-        return ctx.graph.simple and self._fold_plain(ctx, acts)
-
-    def _fold_local_steps(self, ctx: RunContext, acts: Sequence[Act]) -> bool:
-        """Fold the one Advance of a code run that brings results of local steps."""
+    def _fold_local_steps(self, acts: Sequence[Act]) -> bool:
+        """Fold the one Advance of a code run that brings results of local steps. False: nothing was done."""
         act = acts[0]
         if len(acts) > 1 or type(act) is not Report or act.kind is not ReportKind.ADVANCE:
             return False
-        if act.namespace != ctx.run.namespace:
+        run = self.runs.get(act.run_id)
+        if run is None or run.namespace != act.namespace:
             return False
-        answer = deciding.advance_plain(ctx, act)
+        answer = local_steps.fold(self.env, run, self.tasks, self.graphs[run.definition_hash], act)
         if answer is None:
             return False
         self.env.changes.reports.append((act, answer))
