@@ -42,6 +42,13 @@ class Answered:
 
 
 @dataclass(slots=True)
+class Repeated:
+    """An Advance had been accepted before, with an answer that was lost."""
+
+    lease: DecideLease
+
+
+@dataclass(slots=True)
 class Refused:
     """An Advance was not accepted, and the lease stands. ``at_fault``: it would be refused again, for ``code``."""
 
@@ -86,7 +93,7 @@ class Leaving:
     """A session leaves: what it holds is brought to an end or given back."""
 
 
-News: TypeAlias = Given | Answered | Refused | Lost | Pushed | Behind | Asked | Leaving
+News: TypeAlias = Given | Answered | Repeated | Refused | Lost | Pushed | Behind | Asked | Leaving
 
 
 class Advances:

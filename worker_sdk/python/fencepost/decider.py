@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from fencepost.advances import Answered, Asked, Behind, Given, Lost, News, Pushed, Refused
+from fencepost.advances import Answered, Asked, Behind, Given, Lost, News, Pushed, Refused, Repeated
 from fencepost.code_run import CodeRun
 from fencepost.failure import Completed, Failed, Released, clean, failed
 from fencepost.frames import fill_ref
@@ -169,10 +169,11 @@ class Decider:
             if entry is not None and heard.last_seq > entry.target:
                 entry.target = heard.last_seq
                 self._go_on(entry)
-        elif isinstance(heard, Lost):
+        elif isinstance(heard, Lost | Repeated):
             entry = self._of(heard.lease)
             if entry is not None:
-                self._evict(entry)
+                # After a repeat only the history has the numbers of its events: the run comes anew with it.
+                self._give_up(entry, Released())
         elif isinstance(heard, Refused):
             self._refused(heard)
         elif isinstance(heard, Page):

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from fencepost.advances import Advances, Answered, Lost, News, Refused
+from fencepost.advances import Advances, Answered, Lost, News, Refused, Repeated
 from fencepost.checkpoints import AT_FAULT, RESEND_DELAY, TRANSIENT, Checkpoints, Saving
 from fencepost.errors import LeaseLost
 from fencepost.failure import ATTEMPT_TIMEOUT, Completed, Failed, Outcome, Released, clean, not_recordable
@@ -286,6 +286,10 @@ class Ledger:
             effects.news.append(Answered(lease, result.advance))
         elif result.outcome == pb.ITEM_OUTCOME_LEASE_LOST:
             self.abandon(lease, effects)
+        elif result.outcome == pb.ITEM_OUTCOME_ALREADY_DONE:
+            lease.advance = None
+            self.counters.advanced += 1
+            effects.news.append(Repeated(lease))
         else:
             self.advance_refused(lease, result, now, effects)
 
