@@ -16,7 +16,9 @@ import msgspec
 
 from fencepost import Definition, Event, Failure, FencepostError, OpenStep, OpenWait, Run, Value, Violation
 
-_ZEROS = frozenset({("case_index", "choice_made"), ("items", "scope_opened"), ("grace", "run_ending")})
+_ZEROS = frozenset(
+    {("case_index", "choice_made"), ("items", "scope_opened"), ("grace", "run_ending"), ("delay", "timer_started")}
+)
 """Where 0 is something to tell."""
 
 
@@ -41,10 +43,15 @@ def run_document(run: Run, *, listed: bool = False) -> dict[str, Any]:
     }
     if run.ending is not None:
         document["ending"] = run.ending.value
+    for key in ("next_run_id", "previous_run_id"):
+        if getattr(run, key):
+            document[key] = getattr(run, key)
     if not listed:
-        document |= _payload("input", run.input) | _payload("output", run.output)
+        document |= value_document("input", run.input) | value_document("output", run.output)
         document["open_steps"] = [_open_step(step) for step in run.open_steps]
         document["open_waits"] = [_open_wait(wait) for wait in run.open_waits]
+        if run.waiting_reason:
+            document["waiting_reason"] = run.waiting_reason
     return document
 
 
@@ -65,10 +72,12 @@ def _open_step(step: OpenStep) -> dict[str, Any]:
         "undo": step.undo,
         "checkpoint_number": step.checkpoint_number,
     }
+    if step.decide:
+        document["decide"] = True
     if step.scope_id:
         document |= {"scope_id": step.scope_id, "item": step.item}
     if step.progress is not None:
-        document |= _payload("progress", step.progress)
+        document |= value_document("progress", step.progress)
     return document
 
 
@@ -93,7 +102,7 @@ def failure_document(failure: Failure | None) -> dict[str, Any] | None:
         "message": failure.message,
         "node_id": failure.node_id,
         "attempt": failure.attempt,
-        **_payload("feedback", failure.feedback),
+        **value_document("feedback", failure.feedback),
     }
 
 
@@ -102,7 +111,9 @@ def event_document(event: Event) -> dict[str, Any]:
     document: dict[str, Any] = {"seq": event.seq, "event_time": stamp(event.time), "kind": event.kind.value}
     for key in (field.name for field in dataclasses.fields(event)):
         value = getattr(event, key)
-        if key in {"seq", "time", "kind", "payload"} or (not value and (key, event.kind.value) not in _ZEROS):
+        if key in {"seq", "time", "kind", "payload"} or value is None:
+            continue
+        if not value and (key, event.kind.value) not in _ZEROS:
             continue
         if isinstance(value, dt.datetime):
             document[key] = stamp(value)
@@ -113,7 +124,7 @@ def event_document(event: Event) -> dict[str, Any]:
     if event.scope_id:
         document["item"] = event.item
     if event.payload is not None:
-        document |= _payload("payload", event.payload)
+        document |= value_document("payload", event.payload)
     return document
 
 
@@ -157,7 +168,8 @@ def raw(text: str | None) -> msgspec.Raw:
     return msgspec.Raw((text or "null").replace("\r", " ").replace("\n", " ").encode())
 
 
-def _payload(key: str, value: Value | None) -> dict[str, Any]:
+def value_document(key: str, value: Value | None) -> dict[str, Any]:
+    """A payload under a key that says whether it is JSON; null for none."""
     if value is not None and value.binary is not None:
         return {f"{key}_base64": base64.b64encode(value.binary).decode()}
     return {key: None if value is None else raw(value.json)}

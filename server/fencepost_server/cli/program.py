@@ -93,6 +93,7 @@ def make_app() -> typer.Typer:
             "watch": with_caller(runs.watch),
             "wait": with_caller(waiting.wait, without=("timeout",)),
             "history": with_caller(runs.history),
+            "query": with_caller(runs.query),
         },
     )
     _add_group(

@@ -1,4 +1,4 @@
-"""`fencepost runs get|list|history|watch`: what became of runs."""
+"""`fencepost runs get|list|history|query|watch`: what became of runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fencepost_server.cli.filters import STATES, attributes_of, state_of, time_o
 from fencepost_server.cli.output import (
     lasted,
     local,
+    readable_json,
     room,
     shortened,
     show_line,
@@ -55,6 +56,9 @@ def show_run(run: Run) -> None:
             ("user", run.user_id),
             ("attributes", " ".join(f"{key}={value}" for key, value in sorted(run.attributes.items()))),
             ("parent", run.parent_run_id),
+            ("goes on for", run.previous_run_id),
+            ("goes on as", run.next_run_id),
+            ("waits because", _REASONS.get(run.waiting_reason, run.waiting_reason)),
             ("priority", str(run.priority)),
             ("started", local(run.create_time)),
             ("ended", local(run.end_time)),
@@ -74,6 +78,9 @@ def show_run(run: Run) -> None:
         show_table(("NODE", "WAITS FOR", "SINCE EVENT"), [_wait_row(wait) for wait in run.open_waits])
 
 
+_REASONS = {"NO_WORKER": "no connected worker has its code (NO_WORKER)"}
+
+
 def _wait_row(wait: OpenWait) -> tuple[str, ...]:
     if wait.fire_time is not None:
         waits_for = local(wait.fire_time)
@@ -85,7 +92,7 @@ def _wait_row(wait: OpenWait) -> tuple[str, ...]:
 
 
 def _step_row(step: OpenStep) -> tuple[str, ...]:
-    node = f"{step.node_id} (undo)" if step.undo else step.node_id
+    node = "(decides)" if step.decide else f"{step.node_id} (undo)" if step.undo else step.node_id
     return (
         f"{node} [{step.item}]" if step.scope_id else node,
         step.handler,
@@ -198,6 +205,31 @@ def history(caller: Caller, run: RunId) -> None:
     show_table(("SEQ", "TIME", "EVENT", "NODE", "DETAILS"), rows, whole=("SEQ", "TIME", "EVENT"))
 
 
+def query(
+    caller: Caller,
+    run: RunId,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which of its queries.", show_default=False)],
+    given: Annotated[
+        str, typer.Argument(metavar="[INPUT]", help="Its arguments, in JSON. Default: null.", show_default=False)
+    ] = "null",
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=0, max=60, help="How long to wait for the answer.")
+    ] = 10.0,
+) -> None:
+    """Ask a run of a code workflow something, and show the answer as JSON. It changes nothing."""
+    from fencepost import Value
+    from fencepost_server.cli.documents import value_document
+
+    with caller.connect() as client:
+        answer = client.query_run(run, name, Value(json=given), timeout=wait, type=Value)
+    if caller.json:
+        write_json(value_document("output", answer))
+    elif answer.binary is not None:
+        write_line(payload_text(answer, room()))
+    else:
+        write_line(readable_json(answer.json or "null"))
+
+
 def watch(
     caller: Caller,
     run: RunId,
@@ -244,6 +276,20 @@ def event_text(event: Event, width: int) -> str:
 
 def _subject(event: Event) -> Iterator[str]:
     """What an event is about: what runs, what is waited for, and where."""
+    if event.op:
+        yield f"op {event.op}"
+    if event.patch_id:
+        yield event.patch_id
+    if event.delay is not None:
+        yield f"for {lasted(event.delay)}"
+    for key, value in sorted(event.attributes.items()):
+        yield f"{key}={value}" if value else f"no {key}"
+    if event.continued_from_run_id:
+        yield f"goes on for run {event.continued_from_run_id}"
+    if event.next_run_id:
+        yield f"run {event.next_run_id}"
+    if event.deadline_time is not None:
+        yield f"until {local(event.deadline_time)} at most"
     if event.workflow_id:
         yield f"{event.workflow_id} {event.definition_hash[:12]}".rstrip()
     if event.handler:

@@ -276,6 +276,18 @@ class AsyncClient:
         """
         return await self._run(self._requests.retry_run(run_id, reason, skip_undo, request_id))
 
+    async def query_run(
+        self, run_id: str, name: str, input: object = None, *, timeout: float = 10.0, type: Any = Any
+    ) -> Any:
+        """Ask the function of a code run: its query ``name``, with ``input``. Returns the answer as plain JSON or as
+        ``type``. Changes nothing; a run that has ended can be asked as well.
+
+        Waits for a worker's answer up to ``timeout`` seconds, 60 at most. Raises QueryFailed if the code has no such
+        query, if it raised an error or did not answer in time, NoWorker if no connected worker has the run's code,
+        IllegalTransition for a run of a graph, NotDecodable.
+        """
+        return await self._run(self._requests.query_run(run_id, name, input, timeout, type))
+
     @property
     def schedules(self) -> AsyncSchedules:
         """The schedules of the namespace."""

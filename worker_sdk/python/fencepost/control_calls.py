@@ -1,14 +1,15 @@
-"""What the clients ask of runs under way: to take a signal, to end, to pause, to go on; `plans` says how.
+"""What the clients ask of runs under way: to take a signal, to end, to pause, to go on, to tell; `plans` says how.
 
-Each carries a request id, a random one unless the caller brings its own, so that a repeat gets the first answer.
+What changes something carries a request id, a random one unless the caller brings its own, so that a repeat gets the
+first answer.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from fencepost.codec import encode
-from fencepost.models import RUN_STATES, RunState, Signalled, duration_of, fill_payload
+from fencepost.codec import codec_for, encode
+from fencepost.models import RUN_STATES, RunState, Signalled, duration_of, fill_payload, value_of
 from fencepost.plans import Asker, Plan, new_id
 from fencepost.v1 import run_pb2
 from fencepost.v1 import run_service_pb2 as runs
@@ -20,6 +21,8 @@ _Control: TypeAlias = (
     | runs.ResumeRunRequest
     | runs.RetryRunRequest
 )
+_MARGIN = 5.0
+"""Seconds beyond a server's own limit until a call counts as lost."""
 
 
 class ControlRequests(Asker):
@@ -58,6 +61,15 @@ class ControlRequests(Asker):
         """Let a failed or blocked run go on."""
         request = runs.RetryRunRequest(run_id=run_id, reason=reason, skip_undo=skip_undo, request_id=request_id)
         return self._control("RetryRun", request)
+
+    def query_run(self, run_id: str, name: str, arguments: object, timeout: float, result_type: Any) -> Plan[Any]:
+        """Ask the function of a code run. Raises NotEncodable, NotDecodable."""
+        request = runs.QueryRunRequest(
+            namespace=self._namespace, run_id=run_id, name=name, timeout=duration_of(timeout)
+        )
+        fill_payload(request.input, encode(arguments))
+        response = yield from self._ask("runs", "QueryRun", request, attempt=timeout + _MARGIN)
+        return codec_for(result_type).decode(value_of(response.output))
 
     def _control(self, method: str, request: _Control) -> Plan[RunState]:
         request.namespace = self._namespace

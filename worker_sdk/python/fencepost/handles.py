@@ -73,6 +73,10 @@ class RunHandle:
         """Give it a signal, as `Client.signal_run`."""
         return self._client.signal_run(self.run_id, signal_name, payload, request_id=request_id)
 
+    def query(self, name: str, input: object = None, *, timeout: float = 10.0, type: Any = Any) -> Any:
+        """Ask its function something, as `Client.query_run`."""
+        return self._client.query_run(self.run_id, name, input, timeout=timeout, type=type)
+
     def cancel(self, reason: str = "", *, grace: float | None = None) -> RunState:
         """Ask it to end, as `Client.cancel_run`."""
         return self._client.cancel_run(self.run_id, reason, grace=grace)
@@ -152,6 +156,10 @@ class AsyncRunHandle:
     async def signal(self, signal_name: str, payload: object = None, *, request_id: str = "") -> Signalled:
         """Give it a signal, as `AsyncClient.signal_run`."""
         return await self._client.signal_run(self.run_id, signal_name, payload, request_id=request_id)
+
+    async def query(self, name: str, input: object = None, *, timeout: float = 10.0, type: Any = Any) -> Any:
+        """Ask its function something, as `AsyncClient.query_run`."""
+        return await self._client.query_run(self.run_id, name, input, timeout=timeout, type=type)
 
     async def cancel(self, reason: str = "", *, grace: float | None = None) -> RunState:
         """Ask it to end, as `AsyncClient.cancel_run`."""
