@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from fencepost.events import event_of
-from fencepost.testing.histories import HistoryUnreadable, files, message_of, messages
+from fencepost.testing.histories import History, HistoryUnreadable, files, message_of, read
 from fencepost.v1 import run_pb2
 from fencepost_server.cli.documents import event_document
 
@@ -50,6 +50,10 @@ def _fill(details: Any, field: Any) -> None:
         setattr(details, field.name, b"\0\xff" if field.type == field.TYPE_BYTES else f"a {field.name}")
 
 
+def messages(history: History) -> list[run_pb2.Event]:
+    return read(history)[0]
+
+
 def printed(events: list[run_pb2.Event]) -> bytes:
     """What `fencepost runs history RUN --json` prints."""
     return b"".join(msgspec.json.encode(event_document(event_of(event))) + b"\n" for event in events)
@@ -72,6 +76,14 @@ def test_binary_payloads_come_back(tmp_path: Path) -> None:
     event.run_started.input.binary = b"\0\1"
     (tmp_path / "run.jsonl").write_bytes(printed([event]))
     assert messages(tmp_path / "run.jsonl") == [event]
+
+
+def test_a_file_may_say_which_run_it_is_of(tmp_path: Path) -> None:
+    text = printed([filled("run_started")])
+    (tmp_path / "run.json").write_bytes(text)
+    assert read(tmp_path / "run.json")[1] == ""
+    (tmp_path / "run.json").write_bytes(text.replace(b'{"seq"', b'{"run_id":"r-1","seq"'))
+    assert read(tmp_path / "run.json") == ([filled("run_started")], "r-1")
 
 
 def test_keys_of_a_newer_release_are_passed_over(tmp_path: Path) -> None:

@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from fencepost.testing.async_environment import AsyncEnvironment
 from fencepost.testing.environment import Environment
+from fencepost.testing.histories import HistoryUnreadable
 from fencepost.testing.kit import KitMissing, Stalled
+from fencepost.testing.replaying import Replay, Replayer
 from fencepost.testing.server import TestServer
 
-__all__ = ["AsyncEnvironment", "Environment", "KitMissing", "Stalled", "TestServer"]
+__all__ = [
+    "AsyncEnvironment",
+    "Environment",
+    "HistoryUnreadable",
+    "KitMissing",
+    "Replay",
+    "Replayer",
+    "Stalled",
+    "TestServer",
+]

@@ -8,7 +8,7 @@ import base64
 import dataclasses
 import datetime as dt
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,11 +35,15 @@ class HistoryUnreadable(ValueError):
     """A file, or a list of events, is no history. The message says where."""
 
 
-def messages(history: History) -> list[run_pb2.Event]:
-    """The events of a history, from the first one on, without gaps. Raises HistoryUnreadable, OSError."""
+def read(history: History) -> tuple[list[run_pb2.Event], str]:
+    """The events of a history, from the first one on, without gaps; and the run's id, if a file says it.
+
+    Raises HistoryUnreadable, OSError.
+    """
+    run_id = ""
     if isinstance(history, str | os.PathLike):
         path = Path(history)
-        found = list(_from_file(path))
+        found, run_id = _from_file(path)
         where = f"{path}: "
     else:
         found = [event if isinstance(event, run_pb2.Event) else message_of(event) for event in history]
@@ -51,7 +55,7 @@ def messages(history: History) -> list[run_pb2.Event]:
             raise HistoryUnreadable(f"{where}event {number} is missing: event {event.seq} stands there")
     if found[0].WhichOneof("kind") != "run_started":
         raise HistoryUnreadable(f"{where}event 1 is no run_started")
-    return found
+    return found, run_id
 
 
 def files(folder: str | os.PathLike[str]) -> list[Path]:
@@ -63,8 +67,8 @@ def files(folder: str | os.PathLike[str]) -> list[Path]:
     return found
 
 
-def _from_file(path: Path) -> Iterator[run_pb2.Event]:
-    """A document a line, as the command line prints them, or one array of them."""
+def _from_file(path: Path) -> tuple[list[run_pb2.Event], str]:
+    """A document a line, as the command line prints them, or one array of them; the first one names the run."""
     data = path.read_bytes()
     try:
         if data.lstrip()[:1] == b"[":
@@ -73,11 +77,14 @@ def _from_file(path: Path) -> Iterator[run_pb2.Event]:
             documents = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode_lines(data)
     except msgspec.DecodeError as error:
         raise HistoryUnreadable(f"{path}: {error}") from error
+    found = []
     for number, document in enumerate(documents, 1):
         try:
-            yield message_of(event_of_document(document))
+            found.append(message_of(event_of_document(document)))
         except (KeyError, ValueError, TypeError) as error:
             raise HistoryUnreadable(f"{path}: event {number}: {_said(error)}") from error
+    named = documents[0].get("run_id") if documents else None
+    return found, "" if named is None else msgspec.json.decode(named, type=str)
 
 
 def _said(error: Exception) -> str:
