@@ -22,7 +22,16 @@ from fencepost.steps import MAX_NAME, Step, signature_of, wants_context
 class LocalFunction:
     """What is known of a function, or of a step's. Raises TypeError for what can't be a local step."""
 
-    __slots__ = ("__weakref__", "codec", "context_keyword", "is_async", "name", "step")
+    __slots__ = (
+        "__weakref__",
+        "_context_index",
+        "_context_keyword",
+        "codec",
+        "is_async",
+        "name",
+        "step",
+        "takes_context",
+    )
 
     def __init__(self, callee: Callable[..., Any], names: Mapping[str, Any]) -> None:
         if not callable(callee):
@@ -41,7 +50,15 @@ class LocalFunction:
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - objects with an async __call__ are functions too
         )
-        self.context_keyword = _context_keyword(function)
+        self._context_keyword, self._context_index = _context_place(function)
+        self.takes_context = self._context_keyword != ""
+
+    def with_context(self, args: tuple[Any, ...], context: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """The arguments with a context among them, where the function takes it."""
+        index = self._context_index
+        if 0 <= index <= len(args):
+            return (*args[:index], context, *args[index:]), {}
+        return args, {self._context_keyword: context}
 
     def encode(self, output: object) -> Value:
         """What it returned as a payload. Raises NotEncodable."""
@@ -120,14 +137,18 @@ def _output_codec(function: Callable[..., Any], name: str, names: Mapping[str, A
         raise TypeError(f"local step {name}: {error}") from error
 
 
-def _context_keyword(function: Callable[..., Any]) -> str:
-    """The parameter that takes a StepContext, if there is one."""
+def _context_place(function: Callable[..., Any]) -> tuple[str, int]:
+    """The name of the parameter that takes a StepContext, and its place; -1 if it goes by its name only."""
+    index = 0
     for parameter in signature_of(function).parameters.values():
-        if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY}:
+        if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
+            index = -1
             continue
+        by_name = parameter.kind is parameter.KEYWORD_ONLY
         if parameter.name == "ctx" or wants_context(parameter.annotation):
-            return parameter.name
-    return ""
+            return parameter.name, -1 if by_name else index
+        index += 1
+    return "", -1
 
 
 def _stands_for() -> None:

@@ -25,7 +25,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
-from fencepost.context import StepContext
 from fencepost.errors import NotEncodable
 from fencepost.failure import ATTEMPT_TIMEOUT, Completed, Failed, clean, failed, not_recordable, stopped
 from fencepost.lease import CancelReason, Lease, cancellations
@@ -166,13 +165,13 @@ class LocalSteps:
     def _arguments(self, step: Underway) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the function is called with in this attempt."""
         arguments, keywords = step.call.bind(step.attempt)
-        for value in keywords.values():
-            if isinstance(value, StepContext):
-                step.lease = lease = value._lease
-                lease.failure_before = step.failure_before
-                lease.max_payload_bytes = step.max_payload_bytes
-                # It may have been stopped before it began.
-                lease.cancel_reason = step.reason
+        lease = step.call.lease
+        if lease is not None:
+            step.lease = lease
+            lease.failure_before = step.failure_before
+            lease.max_payload_bytes = step.max_payload_bytes
+            # It may have been stopped before it began.
+            lease.cancel_reason = step.reason
         return arguments, dict(keywords)
 
     def _time_out(self, step: Underway, attempt: int) -> None:

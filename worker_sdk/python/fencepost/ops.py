@@ -187,11 +187,11 @@ class LocalCall:
     __slots__ = (
         "_args",
         "_call",
-        "_last_lease",
         "cancelled",
         "fencing_token",
         "function",
         "is_async",
+        "lease",
         "name",
         "op",
         "retry",
@@ -211,7 +211,8 @@ class LocalCall:
         self.cancelled = False
         self.run_id = run_id
         self.fencing_token = fencing_token
-        self._last_lease: Lease | None = None
+        self.lease: Lease | None = None
+        """What the context of the last attempt looks at, if the function takes one."""
         # What the step does to its arguments must not reach the workflow, nor the reverse.
         for arg in call.args:
             if type(arg) not in _UNCHANGING:
@@ -228,10 +229,10 @@ class LocalCall:
 
     def bind(self, attempt: int = 1) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """The arguments of one attempt, which are counted from 1."""
-        keyword = self._call.local.context_keyword
-        if not keyword:
+        local = self._call.local
+        if not local.takes_context:
             return self._args, {}
-        return self._args, {keyword: StepContext(self._lease(attempt))}
+        return local.with_context(self._args, StepContext(self._lease(attempt)))
 
     def completed(self, output: object, max_payload_bytes: int) -> Completed:
         """Make an outcome of what the function returned. Raises NotEncodable."""
@@ -245,8 +246,8 @@ class LocalCall:
 
     def _lease(self, attempt: int) -> Lease:
         """What the context of an attempt shows. The token is the DECIDE task's; checkpoints live in this worker."""
-        before, now = self._last_lease, clock()
-        self._last_lease = lease = Lease(
+        before, now = self.lease, clock()
+        self.lease = lease = Lease(
             owner=None,
             step=self._call.local.step,
             run_id=self.run_id,
