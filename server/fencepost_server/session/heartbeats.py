@@ -74,6 +74,7 @@ def results(heard: Heard, answered: Mapping[Ref, Lease | None]) -> list[pb.ItemR
                         message=heard.notes.get(ref, ""),
                         lease_duration=duration(max(0.0, lease.seconds)),
                         cancel_wanted=lease.cancel_wanted,
+                        last_seq=lease.last_seq,
                     )
                 )
     return found

@@ -5,11 +5,11 @@ locked ones.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from fencepost_server.domain.model import PARKED_UNTIL, Checkpoint, Payload
+from fencepost_server.domain.model import DECIDE_TASK, PARKED_UNTIL, Checkpoint, Payload
 from fencepost_server.store.arrays import Ints, Texts, Uuids, columns
 from fencepost_server.store.connection import Database, Session
 from fencepost_server.store.queries import query
@@ -119,10 +119,13 @@ async def blocked_deciders(
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What a renewed lease has left, in seconds, and whether its step should stop."""
+    """What a renewed lease has left, in seconds, and whether its step should stop. ``last_seq``: of a DECIDE task, the
+    number of the run's last event.
+    """
 
     seconds: float
     cancel_wanted: bool = False
+    last_seq: int = 0
 
 
 async def renew(
@@ -135,7 +138,13 @@ async def renew(
     # that heartbeats which tell of none carry none.
     ordered = [*progress, *(ref for ref in refs if ref not in progress)] if progress else refs
     params = {"namespace": namespace, "progress": Texts(progress.values())}
-    return await _extend(session, "renew", params, ordered)
+    renewed, locked = await _extend(session, "renew", params, ordered)
+    deciding = [ref for ref in renewed if ref[1] == DECIDE_TASK]
+    if deciding:
+        rows = await session.rows(query("run", "progress"), {"run_ids": Uuids([ref[0] for ref in deciding])})
+        last = {run_id: last_seq for run_id, last_seq, _ended in rows}
+        renewed |= {ref: replace(renewed[ref], last_seq=last.get(ref[0], 0)) for ref in deciding}
+    return renewed, locked
 
 
 async def adopt(
