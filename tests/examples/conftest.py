@@ -1,4 +1,4 @@
-"""The ledger of the Northwind example, and a folder for its demo."""
+"""The ledger of the Northwind example and a folder for its demo; servers with time that skips for the workflows."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from examples.northwind import steps
 from examples.northwind.books import fill
 from examples.northwind.dataset import Dataset, load
 from tests.examples.orders import ORDERS, fulfil
+from tests.testing_kit.conftest import env, kit_database, start
+
+__all__ = ["env", "kit_database", "start"]
 
 
 @pytest.fixture
