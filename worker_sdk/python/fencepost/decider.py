@@ -218,7 +218,7 @@ class Decider:
                 events = []
         entry.lease = lease
         entry.run.leased(lease.token)
-        entry.target = max(entry.target, lease.last_seq)
+        entry.target = max(entry.target, lease.last_seq, lease.seen_seq)
         self._cache.hold(entry)
         self._trim()
         entry.buffer(events)
