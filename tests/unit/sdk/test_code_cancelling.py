@@ -122,6 +122,27 @@ def test_clean_up_works_in_a_shield_only() -> None:
     assert seen == first
 
 
+def test_tasks_in_the_background_begin_nothing_outside_of_a_shield() -> None:
+    async def once(ctx: WorkflowContext) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await ctx.sleep(60)
+        with contextlib.suppress(asyncio.CancelledError):
+            await ctx.call("charge")
+
+    @workflow("w", compatibility_id="1")
+    async def patient(ctx: WorkflowContext) -> Any:
+        task = asyncio.create_task(once(ctx))
+        with ctx.shielded():
+            await ctx.signal("done")
+            await task
+
+    decider = cancelled(patient)
+    decider.story.signal("done")
+    decider.go()
+    assert decider.story.outcome == COMPLETE
+    assert "step_scheduled" not in decider.story.kinds
+
+
 def test_what_is_in_a_shield_already_goes_on() -> None:
     @workflow("w", compatibility_id="1")
     async def function(ctx: WorkflowContext) -> Any:

@@ -149,6 +149,31 @@ def test_an_end_that_was_refused_is_sent_again() -> None:
     assert decider.run.decision() is None
 
 
+def test_what_still_runs_of_a_function_that_has_ended_begins_nothing() -> None:
+    @workflow("w", compatibility_id="1")
+    async def function(ctx: WorkflowContext) -> str:
+        async def forward() -> None:
+            async for text in ctx.signals("text"):
+                await ctx.call("send", text)
+
+        _task = asyncio.create_task(forward())
+        await ctx.signal("go")
+        return "done"
+
+    decider = decided(function)
+    decider.story.signal("go")
+    decider.catch_up()
+    decision = decider.run.decision()
+    assert decision is not None
+    decider.story.signal("text", "late")
+    decider.run.accepted(decider.story.advance(decision))
+    assert decider.story.refusals == 1
+    decider.go()
+    assert output_of(decider) == "done"
+    assert "step_scheduled" not in decider.story.kinds
+    replayed(function, decider.story)
+
+
 def test_what_the_input_does_not_fit_fails_the_run() -> None:
     @workflow("w", compatibility_id="1")
     async def function(ctx: WorkflowContext, order: Order) -> None: ...

@@ -72,6 +72,7 @@ def test_local_steps_run_one_after_the_other_and_each_is_recorded_first() -> Non
     decider = decided(function, 3)
     assert output_of(decider) == 6
     assert decider.story.kinds == ["run_started", *["local_step_ended"] * 3]
+    assert (decider.run.seq, decider.run.seen_seq, decider.run.advance_no) == (4, 4, 4)
     assert [(sent.advance_no, sent.seen_seq, len(sent.commands), sent.outcome) for sent in decider.sent] == [
         (1, 1, 1, CONTINUE),
         (2, 2, 1, CONTINUE),
