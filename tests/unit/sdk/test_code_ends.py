@@ -156,9 +156,9 @@ def test_what_still_runs_of_a_function_that_has_ended_begins_nothing() -> None:
             async for text in ctx.signals("text"):
                 await ctx.call("send", text)
 
-        _task = asyncio.create_task(forward())
+        forwarding = asyncio.create_task(forward())
         await ctx.signal("go")
-        return "done"
+        return f"done {forwarding.done()}"
 
     decider = decided(function)
     decider.story.signal("go")
@@ -169,7 +169,7 @@ def test_what_still_runs_of_a_function_that_has_ended_begins_nothing() -> None:
     decider.run.accepted(decider.story.advance(decision))
     assert decider.story.refusals == 1
     decider.go()
-    assert output_of(decider) == "done"
+    assert output_of(decider) == "done False"
     assert "step_scheduled" not in decider.story.kinds
     replayed(function, decider.story)
 
