@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -188,14 +188,29 @@ def list_(
     )
 
 
-def history(caller: Caller, run: RunId) -> None:
+def history(
+    caller: Caller,
+    run: RunId,
+    replay: Annotated[
+        str,
+        typer.Option(
+            "--replay",
+            metavar="MODULE:WORKFLOW",
+            help="Replay it with this code, in this process, and show what the code does.",
+            show_default=False,
+        ),
+    ] = "",
+) -> None:
     """Show all that has happened to a run."""
-    from fencepost_server.cli.documents import event_document
+    if replay:
+        from fencepost_server.cli.replaying import replay as replay_run
 
+        replay_run(caller, run, replay)
+        return
     with caller.connect() as client:
         if caller.json:
             for event in client.history(run):
-                write_json(event_document(event))
+                write_json(_document(run, event))
             return
         width = max(room() - 70, 40)
         rows = [
@@ -236,12 +251,10 @@ def watch(
     after: Annotated[int, typer.Option("--after", metavar="SEQ", min=0, help="Only events after this number.")] = 0,
 ) -> None:
     """Show what happens to a run as it happens, until it has ended."""
-    from fencepost_server.cli.documents import event_document
-
     with caller.connect() as client:
         for event in client.watch_run(run, after):
             if caller.json:
-                write_json(event_document(event))
+                write_json(_document(run, event))
                 continue
             style = style_of("FAILED" if "failed" in event.kind else "COMPLETED" if event.kind.is_final else "")
             show_line(
@@ -250,6 +263,13 @@ def watch(
                 (f"{event.node_id:<12}  " if event.node_id else "", "bold"),
                 (event_text(event, max(room() - 70, 40)), ""),
             )
+
+
+def _document(run: str, event: Event) -> dict[str, Any]:
+    """An event; the first one says whose events these are, so that a file of them can be replayed."""
+    from fencepost_server.cli.documents import event_document
+
+    return ({"run_id": run} if event.seq == 1 else {}) | event_document(event)
 
 
 def event_text(event: Event, width: int) -> str:
