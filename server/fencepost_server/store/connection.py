@@ -19,6 +19,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from fencepost_server.config import Config
 from fencepost_server.store import arrays
 from fencepost_server.store.errors import is_away, unavailable
+from fencepost_server.store.pipeline import gathering
 from fencepost_server.store.queries import query
 
 Connection = psycopg.AsyncConnection[Any]
@@ -128,13 +129,12 @@ async def transaction(connection: Connection, config: Config) -> AsyncIterator[S
     """
     timer = asyncio.get_running_loop().call_later(config.batch_timeout, slam, connection)
     try:
-        async with connection.pipeline() as pipeline:
+        async with gathering(connection) as pipeline:
             session = Session(connection, pipeline)
             await session.send(_BEGIN)
             await session.send(_PRELUDE, _limits(config))
             yield session
-            await session.send(_COMMIT)
-            await session.sync()
+            await session.send(_COMMIT)  # the end of the pipeline waits for it
     except asyncio.CancelledError:
         slam(connection)
         raise
