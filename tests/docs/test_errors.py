@@ -6,6 +6,7 @@ tests/session.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable
@@ -15,16 +16,21 @@ import grpc
 import pytest
 
 from fencepost.v1 import definition_service_pb2 as definition_pb
+from fencepost.v1 import run_pb2
 from fencepost.v1 import run_service_pb2 as pb
 from fencepost.v1 import schedule_service_pb2 as schedule_pb
+from fencepost.v1 import worker_service_pb2 as worker_pb
 from fencepost.v1.payload_pb2 import Payload
 from fencepost.v1.schedule_service_pb2_grpc import ScheduleServiceStub
+from fencepost_server.domain.code import op_node
 from tests.docs.test_reference import rows
+from tests.engine.code import BLOCK, CODE, MANIFEST, held, local
 from tests.engine.flows import CORRECTIVE, ONCE, Scene, step, workflow
 from tests.fixtures.api import DEADLINE, Api
 from tests.fixtures.raw_worker import REFUSED, RawWorker
 from tests.fixtures.refusals import ApiError, decode
 from tests.fixtures.servers import StartInProcessServer
+from tests.fixtures.waiting import eventually
 
 NOBODY = "00000000-0000-7000-8000-000000000000"
 GO: dict[str, Any] = {"id": "approval", "wait_signal": "approve"}
@@ -240,3 +246,63 @@ async def test_a_signal_that_no_wait_could_take_is_refused_as_the_page_shows(sce
     error = await refusal(scene.api.runs.SignalRun(request, timeout=DEADLINE))
     shown = next(row[3] for row in rows("docs/errors.md", "INPUT_SCHEMA_MISMATCH"))
     assert any(fits(text, error.message) for text in re.findall("`(.+?)`", shown)), error.message
+
+
+async def test_what_is_said_of_code_runs_is_what_the_page_shows(
+    in_process_server: StartInProcessServer,
+    dsn: str,
+    connect_api: Callable[[str], Api],
+    connect_worker: Callable[..., Awaitable[RawWorker]],
+) -> None:
+    """Of queries, of an Advance that comes out of order, and of runs that are BLOCKED."""
+    server = await in_process_server(dsn, poll_interval=0.05, max_history_events=100)
+    api = connect_api(server.grpc_address)
+    await api.register(MANIFEST)
+    run_id = (await api.start("code")).run_id
+    query = pb.QueryRunRequest(run_id=run_id, name="progres")
+    said = await refusals(api.runs.QueryRun(query, timeout=DEADLINE))
+    worker = await connect_worker(server.grpc_address, handlers=(), capacity=0, workflows=[CODE], workflow_capacity=10)
+    asking = asyncio.create_task(refusals(api.runs.QueryRun(query, timeout=DEADLINE)))
+    failure = run_pb2.Failure(code="UNKNOWN_QUERY", message="the workflow has no query 'progres'")
+    await worker.answer(await worker.next(worker_pb.Query), failure=failure)
+    said |= await asking
+    run = held(worker, await worker.task())
+    run.advance_no = 6
+    refused = await run.advance()
+    assert refused.outcome == REFUSED
+    said["ADVANCE_OUT_OF_ORDER"] = refused.message
+    run.advance_no = 0
+    await run.advance(*(local(n) for n in range(1, 101)))
+    said |= {run.failure.code: run.failure.message for run in [await blocked(api, run_id)]}
+    for code in ("NONDETERMINISM", "DEADLOCK"):
+        run_id = (await api.start("code")).run_id
+        text = "op 7: history has step charge, code asks for sleep 30s"
+        if code == "NONDETERMINISM":
+            failure = run_pb2.Failure(code=code, message=text)
+            await held(worker, await worker.task()).advance(outcome=BLOCK, failure=failure)
+        else:
+            work = op_node("decide", "decide", "").work
+            assert work is not None
+            for _ in range(work.retry.max_attempts):
+                task = await worker.task()
+                await worker.fail(task, code=code, message="a turn took longer than 2 s", retry_after=0.001)
+        said |= {run.failure.code: run.failure.message for run in [await blocked(api, run_id)]}
+    assert set(said) == {
+        "NO_WORKER",
+        "QUERY_FAILED",
+        "ADVANCE_OUT_OF_ORDER",
+        "HISTORY_TOO_LONG",
+        "NONDETERMINISM",
+        "DECIDER_FAILING",
+    }
+    check(said)
+
+
+async def blocked(api: Api, run_id: str) -> run_pb2.Run:
+    """The run when it is BLOCKED."""
+
+    async def is_blocked() -> bool:
+        return (await api.get(run_id)).state == run_pb2.RUN_STATE_BLOCKED
+
+    await eventually(is_blocked)
+    return await api.get(run_id)
