@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from fencepost.deterministic.gathering import gather
 from fencepost.deterministic.guard import guarded, unguarded
 from fencepost.deterministic.loop import DeterministicLoop
 from fencepost.deterministic.refusals import Evicted, NonDeterministic
@@ -20,6 +21,7 @@ __all__ = [
     "NonDeterministic",
     "TaskGroup",
     "as_completed",
+    "gather",
     "guarded",
     "unguarded",
     "wait",

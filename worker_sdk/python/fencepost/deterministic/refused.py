@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from fencepost.deterministic import guard
+from fencepost.deterministic import gathering, guard
 from fencepost.deterministic.guard import Refused, RefusedWithout, refused_method
 
 _NOW = "use ctx.now()"
@@ -96,6 +96,7 @@ def install() -> None:
     for owner, name, what, instead in _METHODS:
         setattr(owner, name, refused_method(getattr(owner, name), what, instead))
     _replace_shared_random()
+    gathering.install()
 
 
 def _replace(module: ModuleType, name: str, instead: str) -> None:
