@@ -278,9 +278,9 @@ def test_a_local_step_that_wants_a_context_gets_one() -> None:
         arguments, keywords = call.bind(attempt)
         assert asyncio.run(call.function(*arguments, **keywords)) == 3
     assert seen == [
-        (RUN_ID, "local", 1, 77, f"{RUN_ID}/1"),
+        (RUN_ID, "local", 1, 77, f"{RUN_ID}/-1"),
         None,
-        (RUN_ID, "local", 2, 77, f"{RUN_ID}/1"),
+        (RUN_ID, "local", 2, 77, f"{RUN_ID}/-1"),
         {"n": 3},
     ]
 

@@ -140,7 +140,9 @@ class CodeRun:
     def _feed(self, events: Iterable[run_pb2.Event]) -> None:
         told = [(event, event.WhichOneof("kind")) for event in events]
         book = self.book
-        book.marks.update(event.patch_marked.patch_id for event, kind in told if kind == "patch_marked")
+        if not book.seq:
+            # What a replay is told at a call of `patched` comes later in the history than the call.
+            book.marks.update(event.patch_marked.patch_id for event, kind in told if kind == "patch_marked")
         for event, kind in told:
             seq = event.seq
             if seq != book.seq + 1:
@@ -246,7 +248,8 @@ class CodeRun:
         book.seen_seq = decision.seen_seq
         self._idle = decision.outcome == _WAIT and not result.kept
         self._over = decision.outcome not in (_CONTINUE, _WAIT) and not result.end_refused
-        self._feed(event for event in result.events if event.seq > book.seq)
+        if result.events:
+            self._feed([event for event in result.events if event.seq > book.seq])
         stamp = (result.event_time.seconds, result.event_time.nanos)
         for item, seq in zip(sent, result.seqs, strict=True):
             # Between them may be events that are no inputs, which the server writes along.
