@@ -246,9 +246,9 @@ async def test_a_failed_function_undoes_what_was_done_local_steps_too_in_reverse
     order = []
     for _ in range(2):
         task = await code.scene.worker.task()
-        order.append((task.handler, given(task), value_of(task.undo_output)))
+        order.append((task.handler, given(task), value_of(task.undo_output), task.step_idempotency_key))
         await code.scene.worker.complete(task)
-    assert order == [("undo-b", "in-b", "out-b"), ("undo-a", "in-a", "out-a")]
+    assert order == [("undo-b", "in-b", "out-b", f"{run_id}/-2"), ("undo-a", "in-a", "out-a", f"{run_id}/2")]
     ended = await code.scene.api.wait(run_id)
     assert (state_of(ended), ended.failure.code) == ("FAILED", "BROKEN")
 
@@ -324,6 +324,7 @@ async def test_a_run_that_continues_as_new_takes_along_what_it_has(code: Code) -
     await second.fail()
     undone = await code.scene.worker.task()
     assert (undone.handler, given(undone), value_of(undone.undo_output)) == ("undo-a", "in", "out")
+    assert undone.step_idempotency_key == f"{first_id}/2"
     await code.scene.worker.complete(undone)
     assert state_of(await code.scene.api.wait(first_id)) == "FAILED"
 

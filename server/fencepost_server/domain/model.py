@@ -297,8 +297,8 @@ class LeasedTask:
     """Of an UNDO: what the step returned, if it completed."""
     unfinished: bool = False
     """Of an UNDO: the step did not complete, but may have acted."""
-    step: int = 0
-    """Of an UNDO: the task of the step that is undone; 0 for a child."""
+    step_key: str = ""
+    """Of an UNDO: the idempotency key of the step that is undone; empty for a child."""
     decide: Any = None
     """Of a DECIDE: a domain.ops.Decide."""
 

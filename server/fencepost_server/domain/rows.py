@@ -143,6 +143,12 @@ class TaskExtra:
         """Where in the run it is."""
         return Place(self.scope, self.item) if self.scope else TOP
 
+    def step_key(self, run_id: str) -> str:
+        """The idempotency key of the step that is undone. A local step is no task: its key has its op's number, negative,
+        so that it is no task's.
+        """
+        return f"{self.origin or run_id}/{self.step}" if self.step else ""
+
     def to_json(self) -> str | None:
         """As stored: None if there is nothing special."""
         if self is PLAIN:

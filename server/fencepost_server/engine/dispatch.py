@@ -298,5 +298,5 @@ def _leased(
         None if task.timeout_ms is None else task.timeout_ms / 1000, task.input,
         None if task.feedback is None else Failure.from_json(task.feedback), task.user_id, 0, frame_id,
         extra.kind, task.checkpoint, None if extra.output_seq is None else task.undo_output, extra.unfinished,
-        extra.step, decide,
+        extra.step_key(task.run_id), decide,
     )  # fmt: skip

@@ -50,7 +50,8 @@ def offer(
                 row.run_id, task_id, row.token, ctx.run.namespace, ctx.run.workflow_id, ctx.run.definition_hash,
                 work.handler, work.queue, row.priority, node.id, 1, work.lease_ms / 1000,
                 None if work.timeout_ms is None else work.timeout_ms / 1000, value.payload, None, ctx.run.user_id,
-                depth, report.frame_id, extra.kind, None, undo_output, extra.unfinished, extra.step,
+                depth, report.frame_id, extra.kind, None, undo_output, extra.unfinished,
+                extra.step_key(row.run_id),
             ),
         )
     )  # fmt: skip

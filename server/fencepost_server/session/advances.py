@@ -185,7 +185,7 @@ class _Reading:
         if (
             not 1 <= op < _MAX_NUMBER
             or not 1 <= len(name) <= _MAX_NAME
-            or "\0" in name
+            or not name.isprintable()
             or len(digest) > _MAX_HASH_BYTES
             or attempts < 1
             or not text
@@ -209,7 +209,7 @@ class _Reading:
             failure = self.failure(step, f"commands[{index}].record_local_step.failure")
         else:
             output, _ = self.payload(step.output, f"commands[{index}].record_local_step.output")
-        if not 1 <= len(name) <= _MAX_NAME or "\0" in name:
+        if not 1 <= len(name) <= _MAX_NAME or not name.isprintable():
             self.fault(f"commands[{index}].record_local_step.name", _NAME_RULE)
         if len(digest) > _MAX_HASH_BYTES:
             self.fault(f"commands[{index}].record_local_step.input_hash", _HASH_RULE)
@@ -249,7 +249,7 @@ class _Reading:
         return CancelOp(cancel.op, cancel.of_seq)
 
     def _mark_patch(self, _op: int, patch: pb.MarkPatch, path: str) -> MarkPatch:
-        if not 1 <= len(patch.patch_id) <= _MAX_NAME or "\0" in patch.patch_id:
+        if not 1 <= len(patch.patch_id) <= _MAX_NAME or not patch.patch_id.isprintable():
             self.fault(f"{path}.patch_id", _NAME_RULE)
         return MarkPatch(patch.patch_id)
 

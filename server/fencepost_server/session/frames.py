@@ -132,8 +132,7 @@ def task_message(task: LeasedTask) -> pb.Task:
         if task.undo_output is not None:
             message.undo_output.CopyFrom(payload_out(task.undo_output))
         message.unfinished = task.unfinished
-        if task.step:
-            message.step_idempotency_key = f"{task.run_id}/{task.step}"
+        message.step_idempotency_key = task.step_key
     return message
 
 

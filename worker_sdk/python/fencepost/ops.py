@@ -224,8 +224,10 @@ class LocalCall:
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every attempt of this step and for no other step."""
-        return f"{self.run_id}/{self.op}"
+        """The same for every attempt of this step and for no other step: a task's has the number of an event, so this
+        has that of the op, negative. An undo of it is told this key.
+        """
+        return f"{self.run_id}/-{self.op}"
 
     def bind(self, attempt: int = 1) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """The arguments of one attempt, which are counted from 1."""

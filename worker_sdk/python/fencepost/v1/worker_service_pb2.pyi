@@ -1094,7 +1094,9 @@ class RecordLocalStep(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     INPUT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name, for people and for replay."""
+    """Its name, for people and for replay; 1 to 200 printable characters. What the step does in other systems is deduplicated by
+    the run's id, "/-" and the op's number: that is told to its undo as step_idempotency_key.
+    """
     input_hash: _builtins.bytes
     """See ScheduleStep."""
     attempts: _builtins.int
