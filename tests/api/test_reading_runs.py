@@ -133,6 +133,20 @@ def token(*values: object) -> str:
     return base64.urlsafe_b64encode(json.dumps(values).encode()).decode().rstrip("=")
 
 
+async def test_a_history_is_read_from_after_an_event_on(api: Api) -> None:
+    """As a worker does, which knows the first ones; the pages that follow have their tokens."""
+    await api.register(manifest(1))
+    run_id = (await api.start()).run_id
+    for after, seqs in ((0, [1, 2]), (1, [2]), (2, []), (1 << 61, [])):
+        request = pb.GetHistoryRequest(run_id=run_id, after_seq=after)
+        page = await api.runs.GetHistory(request, timeout=DEADLINE)
+        assert [event.seq for event in page.events] == seqs
+    for after in (-1, 1 << 62):
+        with refused("INVALID_REQUEST") as refusal:
+            await api.runs.GetHistory(pb.GetHistoryRequest(run_id=run_id, after_seq=after), timeout=DEADLINE)
+        assert refusal.error.paths == ["after_seq"]
+
+
 async def test_a_page_token_that_was_not_issued_for_the_list_is_refused(api: Api) -> None:
     await api.register(manifest())
     run_id = (await api.start()).run_id

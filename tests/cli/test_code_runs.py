@@ -12,7 +12,7 @@ import pytest
 from fencepost.v1 import run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from tests.cli.program import Program
-from tests.engine.code import AS_NEW, CODE, CONTINUE, MANIFEST, Held, call, held, local, payload, signal, timer
+from tests.engine.code import AS_NEW, CODE, CONTINUE, MANIFEST, Held, call, child, held, local, payload, signal, timer
 from tests.fixtures.api import Api
 from tests.fixtures.raw_worker import RawWorker
 from tests.fixtures.servers import InProcessServer
@@ -31,6 +31,8 @@ async def begin(api: Api, decider: RawWorker) -> tuple[str, Held]:
 
 
 async def test_people_see_what_a_code_run_does_and_waits_for(fencepost: Program, api: Api, decider: RawWorker) -> None:
+    waits = [{"id": "go", "wait_signal": "go"}]
+    await api.register(json.dumps({"id": "elsewhere", "compatibility_id": "1", "sequence": waits}))
     run_id, run = await begin(api, decider)
     shown = (await fencepost("runs", "get", run_id)).out
     assert "(decides)" in shown
@@ -42,7 +44,7 @@ async def test_people_see_what_a_code_run_does_and_waits_for(fencepost: Program,
         op=2, record_local_step=pb.RecordLocalStep(name="charge", failure=failure, attempts=3, input_hash=b"\xff")
     )
     await run.advance(local(1, "a", "greet"), failed, timer(3, 90), call(4, "ship", [1]), patch, outcome=CONTINUE)
-    await run.advance(signal(5, "approve", 3600), labels, stop)
+    await run.advance(signal(5, "approve", 3600), child(7, "elsewhere"), labels, stop)
     lines = (await fencepost("runs", "history", run_id)).out.splitlines()[1:]
     told = [" ".join(line.split()[3:]) for line in lines]
     assert told[0].startswith("run_started code ")
@@ -55,10 +57,12 @@ async def test_people_see_what_a_code_run_does_and_waits_for(fencepost: Program,
     ]
     assert told[3].startswith("timer_started op 3; for 1 m 30 s; until ")
     assert told[6].startswith("signal_awaited op 5; signal approve; until ")
-    assert told[7:] == ["attributes_set op 6; no old; stage=two", "op_cancelled op 3; of event 4"]
+    assert told[7].startswith("child_scheduled elsewhere op 7; elsewhere; run ")
+    assert told[8:10] == ["attributes_set op 6; no old; stage=two", "op_cancelled op 3; of event 4"]
     lines = (await fencepost("runs", "get", run_id)).out.splitlines()
     assert [line.split()[:2] for line in lines if line.startswith("ship")] == [["ship", "ship"]]
     assert not [line for line in lines if "(decides)" in line]
+    assert [line.split()[:2] for line in lines if line.startswith("elsewhere")] == [["elsewhere", "run"]]
 
 
 async def test_programs_read_a_history_with_what_its_ops_are_matched_by(

@@ -98,7 +98,8 @@ def _open_step(step: OpenStepRow, graph: Graph) -> run_pb2.OpenStep:
 
 
 def _open_wait(wait: OpenWaitRow, graph: Graph) -> run_pb2.OpenWait:
-    message = run_pb2.OpenWait(seq=wait.seq, node_id=node_id(graph, wait.node_index), fire_time=timestamp(wait.fire_at))
+    name = node_id(graph, wait.node_index) or wait.name
+    message = run_pb2.OpenWait(seq=wait.seq, node_id=name, fire_time=timestamp(wait.fire_at))
     if wait.signal_name is not None:
         message.signal_name = wait.signal_name
     if wait.child_run_id is not None:

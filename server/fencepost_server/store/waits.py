@@ -21,6 +21,8 @@ class OpenWaitRow:
     fire_at: datetime | None
     signal_name: str | None
     child_run_id: str | None
+    name: str = ""
+    """Of an op of a code run, which has no node."""
 
 
 async def send_open(session: Session, params: Mapping[str, Any]) -> Cursor:
@@ -31,6 +33,13 @@ async def send_open(session: Session, params: Mapping[str, Any]) -> Cursor:
 async def read_open(answer: Cursor) -> list[OpenWaitRow]:
     """The waits in the order in which they began."""
     return [
-        OpenWaitRow(seq, json.loads(place).get("node"), fire_at, name, child)
+        _row(seq, json.loads(place), fire_at, name, child)
         for seq, place, fire_at, name, child in await answer.fetchall()
     ]
+
+
+def _row(
+    seq: int, place: Mapping[str, Any], fire_at: datetime | None, signal_name: str | None, child: str | None
+) -> OpenWaitRow:
+    _kind, name, _options = place.get("plan", ("", "", ""))
+    return OpenWaitRow(seq, place.get("node"), fire_at, signal_name, child, name)
