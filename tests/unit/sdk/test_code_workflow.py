@@ -171,12 +171,22 @@ def test_a_child_has_the_options_of_a_node() -> None:
 def test_a_local_step_that_can_be_undone_records_its_input() -> None:
     def pair(a: int, b: str) -> None: ...
 
+    def nothing() -> None: ...
+
+    @step("tag")
+    def tagging(tags: set[str]) -> None: ...
+
     one = command_of(lambda ctx: ctx.run(charge, Order(1, {"a"}), undo=refund)).record_local_step
     assert json.loads(one.input.json) == {"id": 1, "tags": ["a"]}
     assert json.loads(one.options) == {"undo": {"step": "refund", "queue": "money"}}
     op_node("local", one.name, one.options)
     two = command_of(lambda ctx: ctx.run(pair, 1, "x", undo="unpair")).record_local_step
     assert two.input.json == '[1,"x"]'
+    none = command_of(lambda ctx: ctx.run(nothing, undo="something")).record_local_step
+    assert none.HasField("input")
+    assert none.input.WhichOneof("data") is None
+    sets = command_of(lambda ctx: ctx.run(tagging, {"a"}, undo="untag")).record_local_step
+    assert sets.input.json == '["a"]'
     without = command_of(lambda ctx: ctx.run(pair, 1, "x")).record_local_step
     assert not without.HasField("input")
 

@@ -105,7 +105,8 @@ class WorkflowContext:
 
         ``fn`` is a plain or an async function, or a step; a parameter of it that is annotated `StepContext` or named
         ``ctx`` is given one. Its result is decoded to the annotation of what it returns. Of ``args`` only a digest is
-        recorded, and with ``undo`` themselves. ``timeout`` bounds each attempt. Awaiting raises `StepFailed`.
+        recorded; with ``undo`` they are, as its input: the one argument, or a list of several. ``timeout`` bounds each
+        attempt. Awaiting raises `StepFailed`.
         """
         local = local_function(fn, self._workflow.local_names)
         digest = digest_of_arguments(args)
@@ -116,7 +117,7 @@ class WorkflowContext:
             op.call = Call(function_of(fn), local, args, retry, seconds, self._user_id, self._workflow.workflow_id)
             if undo is not None:
                 op.options = options_json(undo)
-                op.input = self._encoded(encode(args[0] if len(args) == 1 else args))
+                op.input = self._encoded(_input_of(fn, args))
             self._book.to_begin[op.number] = op
         return self._book.handle(op, local.codec)
 
@@ -381,7 +382,10 @@ class WorkflowContext:
         return self._book.ending is not None
 
     def shielded(self) -> Shielded:
-        """A context (``with``) in which durable calls work although the run is about to end, and go on when it is."""
+        """A context (``with``) in which durable calls work although the run is about to end, and go on when it is.
+
+        asyncio.shield keeps an op from the cancellation of who awaits it, but not from the end of its run: this does.
+        """
         return Shielded()
 
     @property
@@ -497,6 +501,12 @@ def _codec_of(handler: Callable[..., Any], parameter: inspect.Parameter) -> Code
         # A class that only its function knows: the handler gets plain JSON.
         return _ANY
     return codec_for(hints.get(parameter.name, Any))
+
+
+def _input_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> Value:
+    """What the undo of a local step receives as its input: the argument, or a list of several."""
+    given = args[0] if len(args) == 1 else list(args) or None
+    return fn.encode_input(given) if isinstance(fn, Step) else encode(given)
 
 
 def _named(what: str, name: str) -> str:
