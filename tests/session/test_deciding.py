@@ -8,7 +8,7 @@ import pytest
 
 from fencepost.v1 import run_service_pb2
 from fencepost.v1 import worker_service_pb2 as pb
-from tests.engine.code import CODE, CONTINUE, MANIFEST, held, local, send
+from tests.engine.code import AS_NEW, CODE, CONTINUE, MANIFEST, held, local, payload, send
 from tests.engine.rows import fetch
 from tests.fixtures.api import DEADLINE, Api
 from tests.fixtures.raw_worker import ALREADY_DONE, OK, RawWorker
@@ -95,6 +95,21 @@ async def test_a_code_run_that_a_process_holds_stays_with_it_over_a_reconnect(
     run.advance_no, run.seq = 1, 2
     assert not (await run.complete("b")).advance.kept
     assert (await api.wait(run.task.task.run_id)).output.json == '"b"'
+
+
+async def test_a_run_that_continues_as_new_after_a_reconnect_takes_the_definition_that_is_active_then(
+    api: Api, connect_decider: ConnectDecider
+) -> None:
+    """I9: the run itself stays on its own; what is begun anew is begun as everything is."""
+    worker = await connect_decider()
+    run_id = (await api.start("code")).run_id
+    run = held(worker, await worker.task())
+    await worker.reconnect()
+    active = (await api.register('{"id": "code", "compatibility_id": "2", "code": {}}')).definition.definition_hash
+    assert (await run.advance(outcome=AS_NEW, output=payload(1))).outcome == OK
+    first = await api.get(run_id)
+    following = await api.get(first.next_run_id)
+    assert first.definition_hash != following.definition_hash == active
 
 
 async def test_a_code_run_that_never_reached_its_worker_is_offered_again_at_once(

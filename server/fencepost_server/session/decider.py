@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fencepost_server.domain.errors import FencepostError
 from fencepost_server.domain.model import LeasedTask
 from fencepost_server.domain.ops import HistoryEvent
+from fencepost_server.engine.dispatch import DECIDE_SIDE
 from fencepost_server.engine.operations import Answer, Report
 from fencepost_server.session.frames import Ref
 from fencepost_server.session.leases import Side
@@ -23,7 +24,7 @@ class Decider:
 
     def __init__(self, session: Session, side: Side, handlers: frozenset[tuple[str, str]]) -> None:
         self.session_id = session.session_id
-        self.key = f"{session.session_id}/decide"
+        self.key = session.session_id + DECIDE_SIDE
         self.namespace = session.namespace
         self.handlers = handlers
         self._session = session

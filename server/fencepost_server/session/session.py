@@ -234,9 +234,9 @@ class Session:
 
     # What the stream asks
 
-    def adopt(self, ref: Ref) -> None:
-        """A lease that the process held over a reconnect."""
-        self._leases.put(ref[0], ref[1], Out(ref[2], 0, 0))
+    def adopt(self, ref: Ref, workflow_id: str = "") -> None:
+        """A lease that the process held over a reconnect; of a DECIDE task, with the run's workflow."""
+        self._leases.put(ref[0], ref[1], Out(ref[2], 0, 0, workflow_id=workflow_id))
 
     def take(self) -> bytes | None:
         """The next frame to write."""

@@ -22,11 +22,13 @@ from fencepost_server.domain.errors import (
     SessionTimedOut,
     TooManySessions,
 )
+from fencepost_server.domain.model import DECIDE_TASK
 from fencepost_server.engine.engine import Engine
 from fencepost_server.engine.leases import Renewal
 from fencepost_server.engine.operations import Report, WorkerSession
 from fencepost_server.session.hello import Greeting, greet
 from fencepost_server.session.session import Session
+from fencepost_server.store import runs
 from fencepost_server.store.cluster import SessionRow
 from fencepost_server.wire.payloads import duration, timestamp
 from fencepost_server.wire.status import aborting, sanitised
@@ -191,6 +193,8 @@ class WorkerStreams:
             greeting.deciders,
         )
         now, adopted = await self._engine.open_session(row, greeting.previous, greeting.held)
+        deciding = [ref[0] for ref in adopted.kept if ref[1] == DECIDE_TASK]
+        workflows = await runs.workflows(self._engine.reads, deciding) if deciding else {}
         results = []
         for ref in greeting.held:
             lease = adopted.kept.get(ref)
@@ -198,7 +202,7 @@ class WorkerStreams:
                 task=pb.TaskRef(run_id=ref[0], task_id=ref[1], fencing_token=ref[2]), kept=lease is not None
             )
             if lease is not None:
-                session.adopt(ref)
+                session.adopt(ref, workflows.get(ref[0], ""))
                 result.lease_duration.CopyFrom(duration(max(0.0, lease.seconds)))
             results.append(result)
         config = self._config

@@ -250,6 +250,11 @@ def _filters(wanted: RunFilter) -> set[_Lead]:
     return {lead for lead, value in there.items() if value}
 
 
+async def workflows(database: Database, run_ids: Sequence[str]) -> dict[str, str]:
+    """For each run that is there the id of its workflow."""
+    return dict(await database.rows(query("run", "workflows"), {"run_ids": Uuids(run_ids)}))
+
+
 async def progress(database: Database, run_ids: Sequence[str]) -> list[tuple[str, int, bool]]:
     """For each run the number of its last event, and whether it has ended."""
     rows = await database.rows(query("run", "progress"), {"run_ids": Uuids(run_ids)})

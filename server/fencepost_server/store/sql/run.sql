@@ -128,6 +128,10 @@ where l.namespace = %(namespace)s;
 -- How far runs are that somebody waits for or watches, in one statement for all of them. index: run_pkey
 select run_id, next_seq - 1, ended_at is not null from run where run_id = any(%(run_ids)s);
 
+-- name: workflows
+-- index: run_pkey
+select run_id, workflow_id from run where run_id = any(%(run_ids)s);
+
 -- name: history
 -- index: event_pkey
 select seq, type, at, node_index, task_id, token, attempt, input_seq, payload, payload_binary, payload_metadata, detail
