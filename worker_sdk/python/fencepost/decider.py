@@ -227,7 +227,7 @@ class Decider:
     def _go_on(self, entry: RunEntry) -> None:
         """Feed what is known, once all of it is here, and begin the local steps that come of it."""
         lease = entry.lease
-        if lease is None or entry.in_flight or entry.reading is not None:
+        if lease is None or entry.in_flight is not None or entry.reading is not None:
             return
         if entry.run.seq < entry.target and not self._feed(entry, lease):
             return
@@ -284,8 +284,7 @@ class Decider:
         if entry is None:
             return
         result = heard.result
-        entry.in_flight = False
-        entry.unsent = 0
+        before, entry.in_flight, entry.unsent = entry.events_before(), None, 0
         if entry.ends and not result.end_refused:
             if result.kept:
                 # A server that has more to say of a run which has ended here.
@@ -294,7 +293,7 @@ class Decider:
             return
         entry.kept = result.kept
         told = result.events[-1].seq if result.events else entry.run.seq
-        before_own = (result.seqs[0] if result.seqs else result.last_seq + 1) - 1
+        before_own = result.seqs[0] - 1 - before if result.seqs else result.last_seq
         if told < before_own:
             # Not all of what came before its own events did fit.
             entry.answer = pb.AdvanceResult()
@@ -324,7 +323,7 @@ class Decider:
         if entry is None:
             return
         logger.error("run %s: what its worker decided was refused: %s: %s", entry.run_id, heard.code, heard.message)
-        entry.in_flight = False
+        entry.in_flight = None
         said: Failed | Released = Released()
         if heard.at_fault:
             said = Failed(FailureKind.OPERATIONAL, clean(heard.code, 200), clean(heard.message))
@@ -362,7 +361,7 @@ class Decider:
         for entry in touched:
             entry.touched = False
             lease = entry.lease
-            if lease is not None and not entry.in_flight and entry.reading is None:
+            if lease is not None and entry.in_flight is None and entry.reading is None:
                 self._decide(entry, lease)
 
     def _decide(self, entry: RunEntry, lease: DecideLease) -> None:
@@ -385,7 +384,7 @@ class Decider:
         fill_ref(item.task, lease)
         decision.fill(item)
         entry.ends = decision.outcome in _ENDS
-        entry.in_flight = True
+        entry.in_flight = item
         self._say((lease, item))
 
     def _block(self, entry: RunEntry, lease: DecideLease, error: NondeterminismError) -> None:
@@ -395,7 +394,8 @@ class Decider:
         fill_ref(item.task, lease)
         entry.run.blocked(error).fill(item)
         self._drop_steps(entry)
-        entry.ends = entry.in_flight = True
+        entry.ends = True
+        entry.in_flight = item
         self._say((lease, item))
 
     def _say(self, said: Said) -> None:

@@ -22,7 +22,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import NotEncodable
@@ -162,17 +162,19 @@ class LocalSteps:
 
     # Attempts.
 
-    def _arguments(self, step: Underway) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    @staticmethod
+    def _arguments(step: Underway) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """What the function is called with in this attempt."""
-        arguments, keywords = step.call.bind(step.attempt)
-        lease = step.call.lease
+        call = step.call
+        arguments = call.bind(step.attempt)
+        lease = call.lease
         if lease is not None:
             step.lease = lease
             lease.failure_before = step.failure_before
             lease.max_payload_bytes = step.max_payload_bytes
             # It may have been stopped before it began.
             lease.cancel_reason = step.reason
-        return arguments, dict(keywords)
+        return arguments
 
     def _time_out(self, step: Underway, attempt: int) -> None:
         step.timer = None

@@ -270,6 +270,7 @@ class OpBook:
         if handle is None or handle.done():
             return
         assert op.codec is not None  # all that have results have one
+        op.handle = None  # the two refer to each other: the collector would have to find every one of them
         try:
             result = op.codec.decode(value)
         except NotDecodable as error:
@@ -279,8 +280,10 @@ class OpBook:
 
     def reject(self, op: Op, error: Exception) -> None:
         """The op has failed."""
-        if op.handle is not None and not op.handle.done():
-            _raise_in(op.handle, error)
+        handle = op.handle
+        if handle is not None and not handle.done():
+            op.handle = None
+            _raise_in(handle, error)
 
     def take_signal(self, op: Op, seq: int, payload: Value) -> None:
         """The wait takes the signal of event ``seq``."""

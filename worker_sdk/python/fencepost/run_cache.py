@@ -24,7 +24,7 @@ class RunEntry:
     """One run in memory.
 
     ``lease`` is None while the run waits. ``target`` is the last event that is known to exist, ``buffered`` are events
-    that are here and not fed yet, in order. ``in_flight`` tells that an Advance is not answered, ``answer`` is one
+    that are here and not fed yet, in order. ``in_flight`` is the Advance that is not answered, ``answer`` is one
     that can't be taken before ``reading`` has brought what it lacks; ``kept`` is what it says of the lease. ``ends``
     tells that the Advance on its way is the last one, ``unsent`` how many results of local steps go with the next.
     """
@@ -52,7 +52,7 @@ class RunEntry:
         self.lease: DecideLease | None = None
         self.target = 0
         self.buffered: list[run_pb2.Event] = []
-        self.in_flight = False
+        self.in_flight: pb.AdvanceItem | None = None
         self.answer: pb.AdvanceResult | None = None
         self.reading: Reading | None = None
         self.steps: dict[int, Underway] = {}
@@ -75,6 +75,13 @@ class RunEntry:
             and run.advance_no == lease.advance_no
             and run.workflow.compatibility_id == lease.compatibility_id
         )
+
+    def events_before(self) -> int:
+        """How many events of its own the Advance on its way writes before that of its first command: the input that
+        the undo of a local step will have.
+        """
+        item = self.in_flight
+        return int(item is not None and bool(item.commands) and bool(item.commands[0].record_local_step.options))
 
     def buffer(self, events: list[run_pb2.Event]) -> None:
         """Keep events that are to be fed, but for what is here already."""
