@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextvars
 import datetime as dt
-import inspect
 import logging
 import random
 import types
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from hashlib import blake2b
-from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, get_type_hints, overload
+from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, overload
 
+from fencepost.answers import Answers
 from fencepost.codec import Codec, Value, codec_for, encode
 from fencepost.errors import NotEncodable
 from fencepost.local_functions import function_of, local_function
@@ -37,7 +37,8 @@ from fencepost.ops import (
 from fencepost.policies import Retry, Seconds, UndoBy, options_json, seconds_in
 from fencepost.steps import MAX_NAME, Step
 from fencepost.workflow import Workflow
-from fencepost.workflow_errors import ContinueAsNew, UnknownQuery
+from fencepost.workflow_errors import ContinueAsNew
+from fencepost.workflow_log import WorkflowLogger
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,7 +67,7 @@ class WorkflowContext:
         self._payload_size = 0
         self._random: random.Random | None = None
         self._ids: random.Random | None = None
-        self._queries: dict[str, Callable[..., Any]] = {}
+        self._answers = Answers()
 
     # Steps
 
@@ -413,14 +414,12 @@ class WorkflowContext:
         """Let ``fn`` answer queries of that name. It is a plain function of the query's input, or of nothing; it only
         reads.
         """
-        if inspect.iscoroutinefunction(fn):
-            raise TypeError(f"the query {name} is answered at once, by a plain function")
-        self._queries[_named("query", name)] = fn
+        self._answers.add(_named("query", name), fn)
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
         """A logger that is silent while a replay repeats what was logged before."""
-        return _WorkflowLogger(logger, self)
+        return WorkflowLogger(logger, self)
 
     # For the run in memory
 
@@ -433,20 +432,7 @@ class WorkflowContext:
 
     def answer(self, name: str, payload: Value) -> Value:
         """Answer a query."""
-        handler = self._queries.get(name)
-        if handler is None:
-            known = ", ".join(sorted(self._queries)) or "none"
-            raise UnknownQuery(f"no query {name!r}; the workflow answers: {known}")
-        parameters = [
-            parameter
-            for parameter in inspect.signature(handler).parameters.values()
-            if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD}
-        ]
-        output = handler(_codec_of(handler, parameters[0]).decode(payload)) if parameters else handler()
-        if inspect.isawaitable(output):
-            raise NotEncodable(f"the query {name} answered with an awaitable")
-        value = encode(output)
-        return self._encoded(value)
+        return self._encoded(self._answers.answer(name, payload))
 
     @property
     def replaying(self) -> bool:
@@ -474,33 +460,6 @@ class _Signals(AsyncIterator[Any]):
 
     async def __anext__(self) -> Any:
         return await self._context.signal(self._name, type=self._type)
-
-
-class _WorkflowLogger(logging.LoggerAdapter[logging.Logger]):
-    def __init__(self, target: logging.Logger, context: WorkflowContext) -> None:
-        super().__init__(target, {"run_id": context.run_id, "workflow_id": context.workflow_id})
-        self._context = context
-
-    def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - logging's own name
-        """Not while a replay repeats what was logged before."""
-        return not self._context.replaying and super().isEnabledFor(level)
-
-    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Add what the adapter knows to the record, under what the call itself gave."""
-        known = dict(self.extra or {})
-        kwargs["extra"] = {**known, **(kwargs.get("extra") or {})}
-        return f"[{known['run_id']}] {msg}", kwargs
-
-
-def _codec_of(handler: Callable[..., Any], parameter: inspect.Parameter) -> Codec[Any]:
-    if parameter.annotation is parameter.empty:
-        return _ANY
-    try:
-        hints = get_type_hints(handler, include_extras=True)
-    except NameError:
-        # A class that only its function knows: the handler gets plain JSON.
-        return _ANY
-    return codec_for(hints.get(parameter.name, Any))
 
 
 def _input_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> Value:

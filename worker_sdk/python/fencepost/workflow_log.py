@@ -1,0 +1,41 @@
+"""The log of a workflow: silent while a replay repeats what was logged before."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import MutableMapping
+from typing import Any, Protocol
+
+
+class Logging(Protocol):
+    """The run that logs."""
+
+    @property
+    def run_id(self) -> str:
+        """The run."""
+
+    @property
+    def workflow_id(self) -> str:
+        """Its workflow."""
+
+    @property
+    def replaying(self) -> bool:
+        """Whether its function repeats what is recorded."""
+
+
+class WorkflowLogger(logging.LoggerAdapter[logging.Logger]):
+    """Puts run and workflow in each record (``extra``), and the run before each message."""
+
+    def __init__(self, target: logging.Logger, context: Logging) -> None:
+        super().__init__(target, {"run_id": context.run_id, "workflow_id": context.workflow_id})
+        self._context = context
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - logging's own name
+        """Not while a replay repeats what was logged before."""
+        return not self._context.replaying and super().isEnabledFor(level)
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Add what the adapter knows to the record, under what the call itself gave."""
+        known = dict(self.extra or {})
+        kwargs["extra"] = {**known, **(kwargs.get("extra") or {})}
+        return f"[{known['run_id']}] {msg}", kwargs
