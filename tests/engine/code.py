@@ -163,9 +163,8 @@ def held(worker: RawWorker, task: pb.Task) -> Held:
 
 async def another_decider(scene: Scene, workers: Sequence[pb.WorkflowHandler] = (CODE,), **hello: Any) -> RawWorker:
     """One more worker that decides."""
-    worker = RawWorker(
-        scene.server.grpc_address, handlers=(), capacity=0, workflows=list(workers), workflow_capacity=100, **hello
-    )
+    hello = {"workflow_capacity": 100, **hello}
+    worker = RawWorker(scene.server.grpc_address, handlers=(), capacity=0, workflows=list(workers), **hello)
     await worker.connect()
     return worker
 

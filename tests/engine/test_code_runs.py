@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from fencepost.v1 import definition_service_pb2 as definition_pb
 from fencepost.v1 import run_pb2, run_service_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from tests.engine.code import (
@@ -31,6 +32,7 @@ from tests.engine.flows import PERMANENT, OpenScene, given, state_of, step, valu
 from tests.engine.rows import fetch
 from tests.fixtures.api import DEADLINE, kinds
 from tests.fixtures.raw_worker import ALREADY_DONE, LEASE_LOST, OK, REFUSED
+from tests.fixtures.waiting import eventually
 
 
 @pytest.fixture
@@ -368,3 +370,93 @@ async def test_bad_options_are_refused_all_at_once_and_nothing_is_done(code: Cod
         "commands[2].start_child/options/on_parent_end",
     }
     assert kinds(await code.scene.api.history(run_id)) == ["run_started"]
+
+
+async def test_a_run_kept_for_a_process_that_goes_is_for_all_again(code: Code) -> None:
+    run_id = await code.start()
+    run = await code.take()
+    await run.advance(outcome=BLOCK, failure=run_pb2.Failure(code="NONDETERMINISM", message="op 1"))
+    other = await another_decider(code.scene, workflow_capacity=0, process_nonce="n" * 16)
+
+    async def kept() -> bool:
+        return await fetch(code.scene.dsn, "select handler from task") == [("code@1#" + "n" * 16,)]
+
+    await eventually(kept)
+    await code.decider.no_task()
+    await other.close()
+    again = await code.take()
+    assert again.task.task.run_id == run_id
+    await again.complete()
+
+
+async def test_a_history_at_its_limit_blocks_the_run_and_lets_it_end(open_scene: OpenScene) -> None:
+    """I12."""
+    code = await open_code(open_scene, max_history_events=100)
+    run_id = await code.start()
+    run = await code.take()
+    for op in range(1, 99):
+        assert (await run.advance(local(op), outcome=CONTINUE)).advance.kept
+    await run.advance(local(100), local(101), outcome=CONTINUE)
+    blocked = await code.scene.api.get(run_id)
+    assert (state_of(blocked), blocked.failure.code) == ("BLOCKED", "HISTORY_TOO_LONG")
+    await code.scene.api.runs.RetryRun(run_service_pb2.RetryRunRequest(run_id=run_id), timeout=DEADLINE)
+    again = await code.take()
+    await again.complete()
+    assert state_of(await code.scene.api.wait(run_id)) == "COMPLETED"
+    await code.decider.close()
+
+
+async def test_removing_the_definition_takes_the_run_from_its_worker_and_undoes_it(code: Code) -> None:
+    """I9."""
+    run = await code.begin(call(1, "a", undo={"step": "undo-a"}))
+    await code.scene.worker.complete(await code.scene.worker.task())
+    run = await code.again(run)
+    run_id = run.task.task.run_id
+    found = await code.scene.api.get(run_id)
+    request = definition_pb.RemoveDefinitionRequest(workflow_id="code", definition_hash=found.definition_hash)
+    await code.scene.api.definitions.RemoveDefinition(request, timeout=DEADLINE)
+    assert [r.outcome for r in await send(code.decider, run.item(local(2), outcome=CONTINUE))] == [LEASE_LOST]
+    undone = await code.scene.worker.task()
+    assert undone.kind == pb.TASK_KIND_UNDO
+    await code.scene.worker.complete(undone)
+    ended = await code.scene.api.wait(run_id)
+    assert (state_of(ended), ended.failure.code) == ("FAILED", "DEFINITION_REMOVED")
+
+
+async def test_a_terminated_run_is_gone_at_once(code: Code) -> None:
+    run = await code.begin(call(1, "zzz"), timer(2, 3600), outcome=CONTINUE)
+    run_id = run.task.task.run_id
+    await code.scene.api.runs.TerminateRun(run_service_pb2.TerminateRunRequest(run_id=run_id), timeout=DEADLINE)
+    assert state_of(await code.scene.api.get(run_id)) == "TERMINATED"
+    assert (await code.decider.next(pb.Revoke)).tasks[0] == run.task.task
+    assert [r.outcome for r in await send(code.decider, run.item(local(3), outcome=CONTINUE))] == [LEASE_LOST]
+    for table in ("task", "timer", "wait"):
+        assert await fetch(code.scene.dsn, f"select count(*) from {table}") == [(0,)], table
+
+
+async def test_a_run_timeout_is_told_to_the_function_and_ends_the_run_as_failed(code: Code) -> None:
+    request = code.scene.api.start_request("code")
+    request.run_timeout.FromMilliseconds(300)
+    run_id = (await code.scene.api.runs.StartRun(request, timeout=DEADLINE)).run_id
+    run = await code.take()
+    await run.advance(signal(1, "never"))
+    run = await code.again(run)
+    assert "run_ending" in run.kinds()
+    await run.complete()
+    ended = await code.scene.api.wait(run_id)
+    assert (state_of(ended), ended.failure.code) == ("FAILED", "RUN_TIMEOUT")
+
+
+async def test_attributes_that_a_run_gives_itself_are_found_by_lists(code: Code) -> None:
+    run = await code.begin(attributes={"who": "me", "where": "here"})
+    run_id = run.task.task.run_id
+    await code.scene.api.runs.SignalRun(
+        run_service_pb2.SignalRunRequest(run_id=run_id, signal_name="wake"), timeout=DEADLINE
+    )
+    run = await code.again(run)
+    labels = pb.SetAttributes(attributes={"who": "you", "where": "", "new": "1"})
+    await run.advance(pb.Command(op=1, set_attributes=labels), outcome=CONTINUE)
+    assert dict((await code.scene.api.get(run_id)).attributes) == {"who": "you", "new": "1"}
+    found = await code.scene.api.list_all(attributes={"who": "you"})
+    assert [run.run_id for run in found] == [run_id]
+    assert await code.scene.api.list_all(attributes={"where": "here"}) == []

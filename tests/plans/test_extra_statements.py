@@ -58,6 +58,7 @@ EACH: dict[str, tuple[tuple[Any, ...], set[str]]] = {
     "history": ((1,), {"event_pkey"}),
     "attributes": ((), {"run_pkey"}),
     "unread_signals": ((), {"signal_pkey", "event_pkey"}),
+    "signals_size": ((), {"signal_pkey"}),
     "wake_decider": ((NOW,), {"task_pkey"}),
     "lease_decider": (("00000000-0000-4000-8000-000000000001", 2, NOW), {"task_pkey"}),
     "offer_decider": (("w@1#n", NOW), {"task_pkey"}),

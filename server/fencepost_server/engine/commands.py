@@ -38,6 +38,7 @@ _EVENTS = {
     CommandKind.RETRY: RunEvent.RETRY,
     CommandKind.REMOVE: RunEvent.REMOVE,
     CommandKind.OFFER: RunEvent.RETRY,
+    CommandKind.TAKE_BACK: RunEvent.RETRY,
 }
 
 
@@ -52,7 +53,7 @@ async def command(ctx: RunContext, command: Command) -> Commanded | FencepostErr
     if ctx.state is RunState.CONTINUED and ctx.plain is not None and ctx.plain.next_run:
         return Commanded(ctx.state, next_run=ctx.plain.next_run)
     event = _EVENTS[command.kind]
-    verdict = Verdict.ACT if command.kind is CommandKind.OFFER else ctx.verdict(event)
+    verdict = Verdict.ACT if command.kind in (CommandKind.OFFER, CommandKind.TAKE_BACK) else ctx.verdict(event)
     if verdict is Verdict.REFUSE:
         return _illegal(ctx, event)
     answer: Commanded | FencepostError | None = None
@@ -121,6 +122,8 @@ async def _act(ctx: RunContext, command: Command) -> Commanded | FencepostError 
             await _remove(ctx)
         case CommandKind.OFFER:
             return await deciding.offered(ctx, command.reason)
+        case CommandKind.TAKE_BACK:
+            return await deciding.taken_back(ctx, command.reason)
     return None
 
 

@@ -49,6 +49,7 @@ _EXTRA = TaskExtra(kind=TaskKind.DECIDE, plan=("decide", "decide", "")).to_json(
 _LEASE_MS = 60_000
 _MAX_REFUSALS = 3
 _PAGE_BYTES = 1 << 20
+_MOVED_BYTES = 16 << 20
 _ENDS = (AdvanceOutcome.COMPLETE, AdvanceOutcome.FAIL, AdvanceOutcome.CONTINUE_AS_NEW)
 _INPUTS = frozenset(
     (EventType.STEP_COMPLETED, EventType.STEP_FAILED, EventType.TIMER_FIRED, EventType.SIGNAL_RECEIVED,
@@ -262,6 +263,19 @@ async def offered(ctx: RunContext, process_nonce: str) -> Commanded:
     return Commanded(ctx.state)
 
 
+async def taken_back(ctx: RunContext, process_nonce: str) -> Commanded:
+    """The process for which a task was kept has gone: any other may try."""
+    code = ctx.graph.code
+    rows = await ctx.read("open_task", ctx.run.run_id, DECIDE_TASK)
+    if code is not None and rows:
+        task = TaskRow(*rows[0])
+        if task.lease_session is None and task.handler == f"{code.handler}#{process_nonce}":
+            ctx.changes.rows.add("name_decider", ctx.run.run_id, code.handler)
+            if not ctx.control.paused:
+                ctx.changes.ready.append(Ready(ctx.run.namespace, code.queue, code.handler, ctx.run.priority))
+    return Commanded(ctx.state)
+
+
 # Ends
 
 
@@ -341,7 +355,8 @@ async def _advance(ctx: RunContext, report: Report, task: TaskRow, advance: Adva
         _block(ctx, report, task, Failure(FailureKind.PERMANENT, "HISTORY_TOO_LONG", message))
         return OK
     unseen = await _since(ctx, advance.seen_seq)
-    if advance.outcome is AdvanceOutcome.CONTINUE_AS_NEW and (refused := _cannot_continue(ctx, advance)) is not None:
+    as_new = advance.outcome is AdvanceOutcome.CONTINUE_AS_NEW
+    if as_new and (refused := await _cannot_continue(ctx, advance)) is not None:
         return refused
     applied = await applying.apply(ctx, task, advance)
     if isinstance(applied, Answer):
@@ -448,8 +463,15 @@ async def _completed(ctx: RunContext, advance: Advance) -> None:
     ending.end(ctx, RunState.COMPLETED)
 
 
-def _cannot_continue(ctx: RunContext, advance: Advance) -> Answer | None:
+async def _cannot_continue(ctx: RunContext, advance: Advance) -> Answer | None:
     control = ctx.control
+    if control.signals:
+        [(size,)] = await ctx.read("signals_size", ctx.run.run_id)
+        if size > _MOVED_BYTES:
+            message = (
+                f"a run can't continue as new with more than {_MOVED_BYTES >> 20} MiB of signals that it has not read"
+            )
+            return Answer(Outcome.REFUSED, "ILLEGAL_TRANSITION", message)
     opens = any(isinstance(command, ScheduleStep | StartChild) for command in advance.commands)
     if control.ending is None and (control.open_steps or control.open_children or opens):
         message = "a run can't continue as new while steps or children of it are open"

@@ -71,6 +71,8 @@ class Dispatcher:
         """Called when it is not known whether a claim was committed."""
         self.on_decider: Callable[[WorkerSession], None] | None = None
         """Called with the DECIDE side of each session that comes."""
+        self.on_decider_gone: Callable[[WorkerSession], None] | None = None
+        """Called with the DECIDE side of each session that goes."""
         self.loop = Loop("dispatch", self.run_once)
 
     # What there is
@@ -84,7 +86,9 @@ class Dispatcher:
 
     def remove(self, session: WorkerSession) -> None:
         """A session that takes no more."""
-        self._sessions.pop(session.key, None)
+        gone = self._sessions.pop(session.key, None)
+        if gone is not None and self.on_decider_gone is not None and session.key.endswith(DECIDE_SIDE):
+            self.on_decider_gone(gone)
 
     @property
     def sessions(self) -> Sequence[WorkerSession]:

@@ -80,6 +80,7 @@ class Engine:
         self.listener = Listener(config, self.server_id, self.dispatcher.hint, self._ended, self._stop)
         self.offers = Offers(self.database, self.submit)
         self.dispatcher.on_decider = self.offers.came
+        self.dispatcher.on_decider_gone = self.offers.gone
         self.remover = Remover(self.database, self.reads, self.submit)
         self.retention = Retention(config, self.database)
         self.blocked = BlockedRuns()
@@ -170,7 +171,7 @@ class Engine:
         """Queue something asked of a run; its ``result`` is set after the commit. Raises Overloaded, ServerDraining."""
         if self.draining:
             raise ServerDraining("this server is shutting down")
-        if not command.request_id and command.kind not in (CommandKind.REMOVE, CommandKind.OFFER):
+        if not command.request_id and command.kind < CommandKind.REMOVE:
             # A lane repeats it when its commit got no answer: a signal would be two, a retry would be refused.
             command.request_id = f"~{uuid.uuid4()}"
         self._lane(command.run_id).submit_one(command)

@@ -28,6 +28,7 @@ class _Offer:
     namespace: str
     places: list[tuple[str, str]] = field(default_factory=list)
     process_nonce: str = ""
+    gone: bool = False
     after: str = tasks.NO_RUN
 
 
@@ -41,8 +42,15 @@ class Offers:
         self.loop = Loop("offers", self.run_once)
 
     def came(self, session: WorkerSession) -> None:
-        """The DECIDE side of a worker's session."""
-        offer = _Offer(session.namespace)
+        """The DECIDE side of a worker's session: what is blocked is for it to try."""
+        self._add(session, gone=False)
+
+    def gone(self, session: WorkerSession) -> None:
+        """It has ended: what it was to try, and has not, is for all again."""
+        self._add(session, gone=True)
+
+    def _add(self, session: WorkerSession, *, gone: bool) -> None:
+        offer = _Offer(session.namespace, gone=gone)
         for queue, handler in session.handlers:
             plain, _, nonce = handler.partition("#")
             if nonce:
@@ -60,7 +68,8 @@ class Offers:
         page = await tasks.blocked_deciders(self._database, offer.namespace, offer.places, offer.after, _PAGE)
         try:
             for run_id in page:
-                self._submit(Command(CommandKind.OFFER, run_id, offer.namespace, reason=offer.process_nonce))
+                kind = CommandKind.TAKE_BACK if offer.gone else CommandKind.OFFER
+                self._submit(Command(kind, run_id, offer.namespace, reason=offer.process_nonce))
                 offer.after = run_id
         except (Overloaded, ServerDraining):
             return _AGAIN

@@ -231,6 +231,7 @@ class CommandKind(IntEnum):
     RETRY = 6
     REMOVE = 7  # by the removal of its definition
     OFFER = 8  # a worker has come that may be able to go on with a code run that is blocked
+    TAKE_BACK = 9  # it has gone without having tried
 
 
 @dataclass(frozen=True, slots=True)

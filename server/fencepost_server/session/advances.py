@@ -284,7 +284,7 @@ class _Reading:
             )
 
 
-_NAME_RULE = f"must be 1 to {_MAX_NAME} characters without NUL"
+_NAME_RULE = f"must be 1 to {_MAX_NAME} printable characters"
 _HASH_RULE = f"at most {_MAX_HASH_BYTES} bytes"
 _NO_OPS = frozenset(("cancel_op", "mark_patch"))
 _OTHERS: Mapping[str, Callable[[_Reading, int, Any, str], OpCommand]] = {

@@ -44,6 +44,7 @@ _READS: dict[str, tuple[type[Column], ...]] = {
     "history": (Uuids, Ints),
     "attributes": (Uuids,),
     "unread_signals": (Uuids,),
+    "signals_size": (Uuids,),
     "take_key": (Texts, Texts, Texts, Uuids, Blobs, Blobs),
 }
 

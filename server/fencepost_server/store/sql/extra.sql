@@ -191,6 +191,11 @@ cross join lateral (select * from signal s where s.run_id = k.a offset 0) s
 cross join lateral (select * from event e where e.run_id = k.a and e.seq = s.seq offset 0) e
 order by k.ord, s.seq;
 
+-- name: signals_size
+-- About the bytes of the signals that nobody has taken. index: signal_pkey
+select k.ord, s.size from unnest(%(a)s) with ordinality k(a, ord)
+cross join lateral (select coalesce(sum(size), 0)::bigint as size from signal s where s.run_id = k.a) s;
+
 -- name: wake_decider
 -- The run of an idle DECIDE task has an event for it. Its run is locked, and no claim takes an idle one. index: task_pkey
 update task t set visible_at = k.b from unnest(%(a)s, %(b)s) k(a, b)
