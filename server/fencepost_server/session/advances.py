@@ -147,12 +147,15 @@ class _Reading:
 
     def commands(self, item: pb.AdvanceItem) -> tuple[OpCommand, ...]:
         """All commands of the item."""
-        if len(item.commands) > MAX_COMMANDS:
+        given = item.commands
+        if len(given) == 1 and (only := self._plain(given[0])) is not None:
+            return (only,)
+        if len(given) > MAX_COMMANDS:
             self.fault("commands", f"at most {MAX_COMMANDS} at a time")
             return ()
         commands: list[OpCommand] = []
         ops: set[int] = set()
-        for index, command in enumerate(item.commands):
+        for index, command in enumerate(given):
             which = command.WhichOneof("kind")
             if which == "record_local_step" and (plain := self._plain(command)) is not None and plain.op not in ops:
                 ops.add(plain.op)

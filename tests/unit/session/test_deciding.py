@@ -364,6 +364,9 @@ def test_questions_that_nobody_answers_have_a_limit() -> None:
         ask(session, fit + 1, LIMIT)
     assert session.error is None
     assert len(taken(session)) == fit
+    item = pb.QueryResultItem(query_id=str(uuid.UUID(int=1)))
+    receive(session, 2, query_result=pb.QueryResult(items=[item]))
+    ask(session, fit + 1, LIMIT)  # in the room of the one that was answered
 
 
 def test_a_stranger_without_code_workflows_has_no_such_side() -> None:
