@@ -1,0 +1,105 @@
+"""Turns that do not end are interrupted, and nothing else ever is."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from fencepost.watchdog import TurnInterrupted, Watchdog
+
+
+@contextlib.contextmanager
+def watching(watchdog: Watchdog) -> Iterator[None]:
+    """Look at it all the time, from another thread."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.001):
+            watchdog.check()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def test_a_turn_that_does_not_end_is_interrupted_and_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    watchdog = Watchdog(0.05)
+    with watching(watchdog), pytest.raises(TurnInterrupted):
+        watchdog.run("run 7", 0.0, spin)
+    (record,) = [each for each in caplog.records if each.name == "fencepost.worker"]
+    assert record.levelno == logging.ERROR
+    assert "run 7 does not come to a wait" in record.getMessage()
+    assert "in spin" in record.getMessage(), "it says where"
+
+
+def test_a_turn_that_catches_the_interruption_is_interrupted_again() -> None:
+    caught = []
+
+    def stubborn() -> None:
+        while True:
+            try:
+                spin()
+            except TurnInterrupted:
+                caught.append(time.monotonic())
+                if len(caught) == 2:
+                    return
+
+    watchdog = Watchdog(0.05)
+    with watching(watchdog), pytest.raises(TurnInterrupted):
+        watchdog.run("r", 0.0, stubborn)
+    assert len(caught) == 2
+
+
+def test_a_turn_may_take_longer_by_what_it_was_granted() -> None:
+    def slow() -> str:
+        end = time.monotonic() + 0.2
+        while time.monotonic() < end:
+            pass
+        return "done"
+
+    watchdog = Watchdog(0.02)
+    with watching(watchdog):
+        assert watchdog.run("r", 60.0, slow) == "done"
+
+
+def test_an_error_of_a_turn_is_its_own() -> None:
+    def broken() -> None:
+        raise KeyError("broken")
+
+    with pytest.raises(KeyError, match="broken"):
+        Watchdog(1.0).run("r", 0.0, broken)
+
+
+def test_no_interruption_ever_leaves_its_turn() -> None:
+    watchdog = Watchdog(0.0005)
+    interrupted = 0
+    with watching(watchdog):
+        for number in range(3000):
+            end = time.perf_counter() + (number % 4) * 0.0004
+
+            def turn(end: float = end) -> None:
+                while time.perf_counter() < end:
+                    pass
+
+            try:
+                watchdog.run("r", 0.0, turn)
+            except TurnInterrupted:
+                interrupted += 1
+            # Outside of turns, as much again: an interruption here ends the test.
+            for _ in range(200):
+                pass
+    assert interrupted > 0
