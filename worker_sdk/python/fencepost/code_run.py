@@ -14,6 +14,7 @@ Caller: the worker's decider.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -140,7 +141,8 @@ class CodeRun:
     def _feed(self, events: Iterable[run_pb2.Event]) -> None:
         told = [(event, event.WhichOneof("kind")) for event in events]
         book = self.book
-        if not book.seq:
+        if not book.seq and told:
+            book.replayed = told[-1][0].seq
             # What a replay is told at a call of `patched` comes later in the history than the call.
             book.marks.update(event.patch_marked.patch_id for event, kind in told if kind == "patch_marked")
         for event, kind in told:
@@ -350,9 +352,11 @@ class CodeRun:
                 try:
                     loop.run_until_blocked()
                     return
-                except SystemExit:
+                except (SystemExit, KeyboardInterrupt) as error:
+                    if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                        # There it may be somebody at the keyboard, who means the program.
+                        raise
                     # A task of the user's raised it, and has it as its outcome.
-                    continue
                 except Exception as error:  # noqa: BLE001 - raised by callbacks of the user's: the run's failure
                     if self._end is None:
                         self._fail(error)

@@ -6,7 +6,8 @@ function asks for is *unsent* until its event is fed at a replay, or its Advance
 - Numbers are given in the order of calls; a cancelled op keeps its number.
 - An op that is cancelled while it is unsent needs no event, but may have one: another worker may have sent it before it
   was fed what cancels. Then its cancellation is recorded as well.
-- What was asked for on the events up to ``seen_seq`` is in the history; the rest is sent with the next Advance.
+- What was asked for on the events up to ``seen_seq`` is in the history; of the rest some may be, if it was too much for
+  one Advance, and what is not is sent with the next.
 
 No I/O. Callers: `code_run` feeds it, `workflow_context` and the deterministic loop ask.
 """
@@ -43,6 +44,9 @@ class OpBook:
         self.seq = 0
         """The last event of the history that is known here."""
         self.seen_seq = seen_seq
+        """Up to where all that was decided is recorded. Of the next few decisions a part may be."""
+        self.replayed = 0
+        """The last event of the history that a replay began with."""
         self.on_input_change = on_input_change
         self.loop = DeterministicLoop(self)
         self.now = (0, 0)
@@ -166,7 +170,7 @@ class OpBook:
             self.to_begin.pop(op.number, None)
             if op.local is not None:
                 op.local.cancelled = True
-            elif op.made_at > self.seen_seq:
+            elif op.made_at > self.replayed:
                 del self.ops[op.number]
             return
         if op.kind is SIGNAL:
@@ -174,7 +178,7 @@ class OpBook:
         if self.unsent.pop(op.number, None) is None:
             if not op.silent:
                 self.unsent[-op.number] = Cancelled(op)
-        elif op.made_at > self.seen_seq:
+        elif op.made_at > self.replayed:
             # No history has it, so none will.
             del self.ops[op.number]
 

@@ -6,6 +6,7 @@ handle gives is what the history has, decoded: at the first execution as at ever
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import datetime as dt
 import logging
@@ -451,7 +452,9 @@ class Shielded:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
-        shield.reset(self._token)
+        # A function that is collected while it stands in here leaves in the context of whoever collects it.
+        with contextlib.suppress(ValueError):
+            shield.reset(self._token)
 
 
 class _Signals(AsyncIterator[Any]):
