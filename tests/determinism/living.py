@@ -6,12 +6,15 @@ What is left is their histories. Nothing here looks into them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
+from typing import Any
 
-from fencepost import AsyncClient, AsyncRunHandle, FencepostError
+from fencepost import AsyncClient, AsyncRunHandle, IllegalTransition
 from fencepost.v1 import run_pb2
 from tests.determinism.programs import Program, program_of
 from tests.fixtures.api import Api
@@ -19,7 +22,7 @@ from tests.fixtures.processes import Process
 from tests.fixtures.servers import ServerProcess
 from tests.fixtures.waiting import eventually
 
-QUICK = {"heartbeat_interval": 0.5, "ping_interval": 0.5, "disconnect_grace": 0.5, "poll_interval": 0.1}
+QUICK: dict[str, Any] = {"heartbeat_interval": 0.5, "ping_interval": 0.5, "disconnect_grace": 0.5, "poll_interval": 0.1}
 CACHES = ("2", "replay", "1000")
 _ENDS = 180.0
 _PAUSE = 0.05
@@ -32,6 +35,8 @@ class Lived:
     program: Program
     run: run_pb2.Run
     events: list[run_pb2.Event]
+    children: dict[str, list[run_pb2.Event]]
+    """The histories of the child runs that it has started."""
 
 
 @dataclass
@@ -46,8 +51,10 @@ class Life:
     _caches: Iterator[str] = field(default_factory=lambda: itertools.cycle(CACHES))
     _ended: int = 0
 
-    async def live(self, seeds: Iterable[int], *, at_once: int = 20, kill_every: int = 4) -> list[Lived]:
-        """Let the programs of some seeds live, so many at once, with a kill after every few that have ended."""
+    async def live(self, seeds: Iterable[int], *, at_once: int = 20, kill_every: int = 3) -> list[list[Lived]]:
+        """Let the programs of some seeds live, so many at once, with a kill after every few that have ended. Each has
+        become a chain of runs.
+        """
         for _ in CACHES:
             self._begin_worker()
         address = self.server.grpc_address
@@ -64,7 +71,7 @@ class Life:
             await api.close()
         for worker in self._workers:
             worker.kill()
-        return [each for chain in lived for each in chain]
+        return lived
 
     def _begin_worker(self) -> None:
         self._workers.append(self.start_worker(self.server.grpc_address, next(self._caches)))
@@ -75,7 +82,7 @@ class Life:
     async def _killing(self, total: int, every: int) -> None:
         """Kill a worker or the server whenever so many have ended, as long as others are at it."""
         for wanted in range(every, total - every, every):
-            await eventually(lambda wanted=wanted: self._ended >= wanted, _ENDS, interval=0.02)
+            await eventually(partial(self._have_ended, wanted), _ENDS, interval=0.02)
             if (wanted // every) % 4 == 2:
                 self.kills["server"] += 1
                 self.server.kill()
@@ -85,6 +92,9 @@ class Life:
                 self.kills["worker"] += 1
                 self._workers.pop(self.rng.randrange(len(self._workers))).kill()
                 self._begin_worker()
+
+    def _have_ended(self, wanted: int) -> bool:
+        return self._ended >= wanted
 
     async def _one(self, client: AsyncClient, room: asyncio.Semaphore, program: Program) -> tuple[Program, str]:
         async with room:
@@ -102,13 +112,11 @@ class Life:
     async def _signals(self, handle: AsyncRunHandle, program: Program, rng: Random) -> None:
         names = [node.signal for node in program.signals() for _ in range(node.count)]
         rng.shuffle(names)
-        try:
+        with contextlib.suppress(IllegalTransition):  # it has ended
             for name in names:
                 # When a signal comes is part of the chance.
                 await asyncio.sleep(rng.random() * _PAUSE)
                 await handle.signal(name, rng.randrange(10**6))
-        except FencepostError as error:
-            assert error.reason == "ILLEGAL_TRANSITION", error
 
     async def _cancel(self, handle: AsyncRunHandle, after: int) -> None:
         while True:
@@ -118,16 +126,17 @@ class Life:
             if run.last_seq >= after:
                 break
             await asyncio.sleep(_PAUSE)
-        try:
+        with contextlib.suppress(IllegalTransition):  # it has ended
             await handle.cancel("by chance")
-        except FencepostError as error:
-            assert error.reason == "ILLEGAL_TRANSITION", error
 
     async def _read(self, api: Api, program: Program, run_id: str) -> list[Lived]:
         """The chain of runs that a program went through, once its undo work is done, too."""
         chain = []
         while run_id:
             run = await api.get(run_id)
-            chain.append(Lived(program, run, await api.history(run_id)))
+            events = await api.history(run_id)
+            begun = [event.child_scheduled.child_run_id for event in events if event.HasField("child_scheduled")]
+            children = {child: await api.history(child) for child in begun}
+            chain.append(Lived(program, run, events, children))
             run_id = run.next_run_id
         return chain

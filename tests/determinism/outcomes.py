@@ -135,10 +135,7 @@ class Expected:
     def _signalled(self, node: Node, start: float) -> Out:
         came = self._facts.signals.get(node.signal, [])
         timeout = self._facts.timeouts.get(node.signal, NEVER) if node.kind == "signal" else NEVER
-        if len(came) < node.count:
-            at = NEVER
-        else:
-            at = max(start, came[node.count - 1][0])
+        at = NEVER if len(came) < node.count else max(start, came[node.count - 1][0])
         if timeout < at:
             return Out("failure", timeout, SIGNAL_TIMEOUT)
         if at == NEVER:
@@ -194,6 +191,11 @@ class Expected:
 
     # Side by side. The first of a task's cancellations reaches its branches; they wait for nothing then.
 
+    def _is_cancelled(self, cancel: float, over: float) -> bool:
+        """Whether a cancellation comes before the end; what it ends itself ends with it."""
+        first = min(cancel, self._ending)
+        return first <= over and first < NEVER
+
     def _first(self, start: float, cancels: Cancels) -> float:
         return min((cancel for cancel in cancels if cancel > start), default=NEVER)
 
@@ -213,7 +215,7 @@ class Expected:
         failed = min((end for end in ends if end.kind == "failure"), key=lambda end: end.at, default=None)
         if failed is not None:
             over = failed.at
-        if min(cancel, self._ending) < over:
+        if self._is_cancelled(cancel, over):
             self.begun, self._draws, self.clean_ups = before
             self._branches(node, start, cancel, last, caught=node.kind == "results")
             return Out("cancelled", max(start, min(cancel, self._ending)))
@@ -229,7 +231,7 @@ class Expected:
         ends = self._branches(node, start, cancel, last, caught=False)
         failed = min((end for end in ends if end.kind == "failure"), key=lambda end: end.at, default=None)
         over = max(end.at for end in ends) if failed is None else failed.at
-        if min(cancel, self._ending) <= over < NEVER:
+        if self._is_cancelled(cancel, over):
             return Out("cancelled", max(start, min(cancel, self._ending)))
         if failed is not None:
             # The others are cancelled where they stand.
@@ -244,7 +246,7 @@ class Expected:
         ends = self._branches(node, start, cancel, last, caught=True)
         first = min(range(len(ends)), key=lambda number: ends[number].at)
         over = ends[first].at
-        if min(cancel, self._ending) <= over and min(cancel, self._ending) < NEVER:
+        if self._is_cancelled(cancel, over):
             return Out("cancelled", max(start, min(cancel, self._ending)))
         if over == NEVER:
             return OPEN
@@ -257,7 +259,7 @@ class Expected:
         cancel = self._first(start, cancels)
         ends = self._branches(node, start, cancel, last, caught=True)
         over = max(end.at for end in ends)
-        if min(cancel, self._ending) < over or any(end.kind == "cancelled" for end in ends):
+        if self._is_cancelled(cancel, over):
             return Out("cancelled", max(start, min(cancel, self._ending)))
         if over == NEVER:
             return OPEN

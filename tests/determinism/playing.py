@@ -166,8 +166,9 @@ async def _alone(ctx: WorkflowContext, node: Node, last: int) -> Any:
             last = fold(last, values[-1])
         return values
     if kind == "timeout":
+        scope = asyncio.timeout(node.seconds)
         try:
-            async with asyncio.timeout(node.seconds) as scope:
+            async with scope:
                 return await play(ctx, parts[0], last)
         except TimeoutError:
             if not scope.expired():

@@ -21,9 +21,8 @@ _SITE = 10
 SIMPLE = ("local", "local", "remote", "remote", "sleep", "asleep", "signal", "signals", "child", "patch", "attributes",
           "now", "chance", "contend")  # fmt: skip
 DURABLE = ("local", "local", "local", "remote", "remote", "sleep", "sleep", "asleep", "child")
-NESTED = ("seq", "tries", "gather", "results", "group", "race", "completed", "timeout", "wait_for", "queue", "lock", "event",
-          "stop", "clean_up",
-          "choice")  # fmt: skip
+NESTED = ("seq", "tries", "gather", "results", "group", "race", "completed", "timeout", "wait_for", "queue", "lock",
+          "event", "stop", "choice", "clean_up", "clean_up", "clean_up", "clean_up")  # fmt: skip
 CALM_NESTED = tuple(kind for kind in NESTED if kind != "clean_up")
 CAUGHT = frozenset({"race", "completed", "queue", "lock", "event", "stop"})
 """The nodes whose branches end with their failure as a value."""
@@ -95,6 +94,7 @@ class _Maker:
     sites: int = field(default=0)
 
     def tree(self) -> Node:
+        """What one run does: several things one after the other, of which none makes it fail."""
         parts = [self.node(3, calm=False) for _ in range(self.rng.randint(3, 5))]
         return self.made("tries", parts=(self.leaf(DURABLE), *parts))
 
