@@ -59,6 +59,7 @@ _SETTINGS = (
     "dynamic_shared_memory_type=mmap",  # in the folder, so that a kill leaves nothing outside of it
     _MARK,
 )
+_THROWAWAY = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
 Tell = Callable[[str], None]
 
@@ -107,15 +108,24 @@ class EmbeddedPostgres:
     """The server on one folder, for one process and a ``with`` block of its main thread.
 
     ``tell`` is given a sentence for people now and then. ``check`` is called once the folder is this process's and
-    before anything is made in it; what it raises is raised. Entering raises EmbeddedFailed; every wait has a limit.
+    before anything is made in it; what it raises is raised. What is ``throwaway`` need not outlive the machine: it
+    waits for no disk. Entering raises EmbeddedFailed; every wait has a limit.
     """
 
-    def __init__(self, folder: Path, tell: Tell = lambda _: None, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tell: Tell = lambda _: None,
+        check: Callable[[], None] = lambda: None,
+        *,
+        throwaway: bool = False,
+    ) -> None:
         self.folder = folder.expanduser().resolve()
         self.data = self.folder / "data"
         self.account: Account | None = None
         self._tell = tell
         self._check = check
+        self._throwaway = throwaway
         self._log_path = self.folder / "postgres.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._programs = Path()
@@ -344,7 +354,8 @@ class EmbeddedPostgres:
         self._tell(f"making a database in {self.folder}")
         command = [str(self._programs / "initdb"), "--pgdata", str(unfinished), "--username=postgres", "--auth=trust"]
         command += ["--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
-        process = self._spawn([*command, "--no-instructions"], signal.SIGKILL, subprocess.PIPE)
+        command += ["--no-instructions", *(["--no-sync"] if self._throwaway else [])]
+        process = self._spawn(command, signal.SIGKILL, subprocess.PIPE)
         try:
             output, _ = process.communicate(timeout=_START_TIMEOUT)
         finally:
@@ -360,7 +371,7 @@ class EmbeddedPostgres:
             if self._log_path.stat().st_size > _MAX_LOG_BYTES:
                 self._log_path.replace(self._log_path.with_suffix(".log.1"))
         socket_folder = str(self._socket_folder()).replace('"', '""')
-        settings = [*_SETTINGS, f'unix_socket_directories="{socket_folder}"']
+        settings = [*_SETTINGS, *(_THROWAWAY if self._throwaway else ()), f'unix_socket_directories="{socket_folder}"']
         command = [str(self._programs / "postgres"), "-D", str(self.data), "-p", str(_PORT)]
         command += [word for setting in settings for word in ("-c", setting)]
         give_up = time.monotonic() + 10

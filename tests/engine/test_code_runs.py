@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import grpc
 import pytest
 
 from fencepost.v1 import definition_service_pb2 as definition_pb
@@ -14,6 +15,7 @@ from tests.engine.code import (
     BLOCK,
     COMPLETE,
     CONTINUE,
+    FAIL,
     WAIT,
     Code,
     another_decider,
@@ -32,6 +34,7 @@ from tests.engine.flows import PERMANENT, OpenScene, given, state_of, step, valu
 from tests.engine.rows import fetch
 from tests.fixtures.api import DEADLINE, kinds
 from tests.fixtures.raw_worker import ALREADY_DONE, LEASE_LOST, OK, REFUSED
+from tests.fixtures.refusals import decode
 from tests.fixtures.waiting import eventually
 
 
@@ -460,3 +463,79 @@ async def test_attributes_that_a_run_gives_itself_are_found_by_lists(code: Code)
     found = await code.scene.api.list_all(attributes={"who": "you"})
     assert [run.run_id for run in found] == [run_id]
     assert await code.scene.api.list_all(attributes={"where": "here"}) == []
+
+
+async def retry(code: Code, run_id: str) -> None:
+    """RetryRun."""
+    await code.scene.api.runs.RetryRun(run_service_pb2.RetryRunRequest(run_id=run_id), timeout=DEADLINE)
+
+
+async def test_a_retried_run_tries_the_step_again_whose_failure_its_function_let_through(code: Code) -> None:
+    run = await code.begin(call(1, "a", "in"), call(2, "b"))
+    run_id = run.task.task.run_id
+    a, b = sorted(await code.scene.worker.tasks(2), key=lambda task: task.handler)
+    await code.scene.worker.complete(b, '"b"')
+    run = await code.again(run)
+    await run.advance()
+    await code.scene.worker.fail(a, PERMANENT)
+    run = await code.again(run)
+    failed_seq = run.seen[-1].seq
+    failure = run_pb2.Failure(kind=PERMANENT, code="X", message="let through")
+    await run.advance(outcome=FAIL, failure=failure, failed_seq=failed_seq)
+    assert state_of(await code.scene.api.wait(run_id)) == "FAILED"
+    await retry(code, run_id)
+    again = await code.scene.worker.task()
+    assert (again.handler, given(again), again.attempt, again.task.task_id) == ("a", "in", 1, a.task.task_id)
+    assert again.task.fencing_token > a.task.fencing_token
+    run = await code.take()
+    retried = next(event for event in run.seen if event.HasField("run_retried"))
+    assert retried.run_retried.ignored_seq == failed_seq
+    assert run.task.decide.seen_seq < failed_seq
+    await run.advance()
+    await code.scene.worker.complete(again, '"a"')
+    run = await code.again(run)
+    await run.complete("both")
+    assert state_of(await code.scene.api.wait(run_id)) == "COMPLETED"
+
+
+async def test_a_retried_run_goes_on_from_before_its_function_raised_with_all_that_was_open(code: Code) -> None:
+    """With other code, say."""
+    run = await code.begin(call(1, "a"), timer(2, 0.2), signal(3, "go"), outcome=CONTINUE)
+    run_id = run.task.task.run_id
+    await run.advance(outcome=FAIL, failure=run_pb2.Failure(kind=PERMANENT, code="BUG", message="x"))
+    await code.scene.worker.release(await code.scene.worker.task())
+    assert state_of(await code.scene.api.wait(run_id)) == "FAILED"
+    await retry(code, run_id)
+    run = await code.take()
+    assert run.task.decide.seen_seq == 1
+    await run.advance()
+    await code.scene.api.runs.SignalRun(
+        run_service_pb2.SignalRunRequest(run_id=run_id, signal_name="go"), timeout=DEADLINE
+    )
+    await code.scene.worker.complete(await code.scene.worker.task(), "1")
+    told: list[str] = []
+    while not {"timer_fired", "signal_received", "step_completed"} <= set(told):
+        run = await code.again(run)
+        told += run.kinds()
+        await run.advance()
+    await code.scene.api.runs.SignalRun(
+        run_service_pb2.SignalRunRequest(run_id=run_id, signal_name="end"), timeout=DEADLINE
+    )
+    run = await code.again(run)
+    await run.complete()
+    assert state_of(await code.scene.api.wait(run_id)) == "COMPLETED"
+
+
+async def test_a_function_that_acted_on_the_failure_cannot_be_retried(code: Code) -> None:
+    run = await code.begin(call(1, "a"))
+    run_id = run.task.task.run_id
+    await code.scene.worker.fail(await code.scene.worker.task(), PERMANENT)
+    run = await code.again(run)
+    failed_seq = run.seen[-1].seq
+    await run.advance(local(2, name="clean up"), outcome=CONTINUE)
+    failure = run_pb2.Failure(kind=PERMANENT, code="X", message="let through")
+    await run.advance(outcome=FAIL, failure=failure, failed_seq=failed_seq)
+    assert state_of(await code.scene.api.wait(run_id)) == "FAILED"
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await retry(code, run_id)
+    assert decode(refused.value).reason == "ILLEGAL_TRANSITION"

@@ -57,6 +57,8 @@ EACH: dict[str, tuple[tuple[Any, ...], set[str]]] = {
     "clear_ended": ((), OF_A_RUN),
     "history": ((1,), {"event_pkey"}),
     "attributes": ((), {"run_pkey"}),
+    "op_event": ((1,), {"event_pkey"}),
+    "op_scheduled": ((1,), {"event_pkey"}),
     "unread_signals": ((), {"signal_pkey", "event_pkey"}),
     "signals_size": ((), {"signal_pkey"}),
     "wake_decider": ((NOW,), {"task_pkey"}),

@@ -117,6 +117,8 @@ class Advance:
     failure: Failure | None = None
     taken_signals: tuple[int, ...] = ()
     ended_waits: tuple[int, ...] = ()
+    failed_seq: int = 0
+    """Of FAIL: the event of the failure that the function let through."""
 
     @property
     def size(self) -> int:

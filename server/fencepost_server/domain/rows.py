@@ -48,6 +48,8 @@ class Decider:
     """How often in a row its end was refused because of events that it had not seen."""
     over: bool = False
     """The function has ended, or has no say any more."""
+    failed_seq: int = 0
+    """Of a function that has raised: the event of the failure that it let through."""
 
 
 @dataclass(slots=True)

@@ -115,13 +115,22 @@ def _schedule(ctx: RunContext, step: ScheduleStep) -> int:
     work = node.work
     assert work is not None  # it is a step's
     detail = {"op": step.op, "node": step.handler, "handler": step.handler, "queue": work.queue,
-              "input_hash": step.input_hash.hex()}  # fmt: skip
+              "input_hash": step.input_hash.hex(), "options": step.options}  # fmt: skip
     seq = ctx.event(EventType.STEP_SCHEDULED, payload=step.input, detail=detail)
     report, ctx.report = ctx.report, None  # the slot of a DECIDE task is none for a step
     offering.offer(ctx, node, work, seq, Value(seq, step.input.size, step.input), TaskExtra(plan=plan))
     ctx.report = report
     steps.start_timeouts(ctx, node, seq, TOP)
     return seq
+
+
+def schedule_again(ctx: RunContext, asked: tuple[str, str], task_id: int, size: int, token: int) -> None:
+    """A step that had failed for good is tried again, with fresh attempts. ``asked``: its handler and options."""
+    plan = ("step", *asked)
+    node = op_node(*plan)
+    assert node.work is not None  # it is a step's
+    offering.offer(ctx, node, node.work, task_id, Value(task_id, size), TaskExtra(plan=plan), token=token)
+    steps.start_timeouts(ctx, node, task_id, TOP)
 
 
 def _timer(ctx: RunContext, timer: StartTimer) -> int:
@@ -181,7 +190,7 @@ async def _cancel(ctx: RunContext, command: CancelOp, begun: dict[int, int]) -> 
             task = TaskRow(*row)
             extra = TaskExtra.from_json(task.extra)
             ctx.revoke(task, "RUN_CANCELLED")
-            ending.step_over(ctx, ctx.node(0, extra.plan), seq, task, extra)
+            ending.step_over(ctx, ctx.node(0, extra.plan), seq, task, extra, keep=False)
             return seq
     if control.open_children:
         for row in await ctx.read("child", run_id, of_seq):

@@ -235,6 +235,8 @@ async def _cannot_go_on(ctx: RunContext) -> FencepostError | None:
         return ParentDecided(f"the parent run {control.parent[0]} was told of the failure")
     if control.ending is None or not control.ending["retryable"]:
         return _illegal(ctx, RunEvent.RETRY)
+    if ctx.graph.code is not None and (refused := await deciding.cannot_try_again(ctx)) is not None:
+        return refused
     if any(removed for (removed,) in await ctx.read("removed", run.namespace, run.workflow_id, run.definition_hash)):
         return DefinitionRemoved(f"definition {run.definition_hash.hex()} of workflow {run.workflow_id!r} was removed")
     if run.dedupe_key:
@@ -254,7 +256,9 @@ async def _go_on_again(ctx: RunContext, reason: str) -> None:
     control.ending = None
     run.failure = run.ended_at = None
     run.state = RunState.RUNNING
-    ctx.event(EventType.RUN_RETRIED, detail={"reason": reason})
+    decider = control.decider
+    ignored = 0 if decider is None else decider.failed_seq
+    ctx.event(EventType.RUN_RETRIED, detail={"reason": reason, **({"ignored": ignored} if ignored else {})})
     stopped = [json.loads(row[0]) for row in await ctx.read("take_stopped", run.run_id)]
     left = await children.left_alone(ctx)
     control.open_children += len(left)
@@ -266,10 +270,14 @@ async def _go_on_again(ctx: RunContext, reason: str) -> None:
             ((direction, (index, scope, item, seq, size)),) = what.items()
             go = ctx.enter if direction == "enter" else ctx.leave
             go(index, Place(scope, item), Value(seq, size))
-    # Before nodes are entered anew: waits that are older come first.
-    await _take_signals(ctx, pump=False)
-    await flow.pump(ctx)
-    await _take_signals(ctx)
+    if ctx.graph.code is not None:
+        ctx.take_activations()
+        await deciding.begin_again(ctx)
+    else:
+        # Before nodes are entered anew: waits that are older come first.
+        await _take_signals(ctx, pump=False)
+        await flow.pump(ctx)
+        await _take_signals(ctx)
     await children.take_up(ctx, left)
     await flow.pump(ctx)
 
@@ -282,8 +290,8 @@ def _restart(ctx: RunContext, task: TaskRow) -> None:
         task.outcomes, task.token,
     )  # fmt: skip
     ctx.ready(task)
-    node = ctx.graph.nodes[task.node_index]
-    steps.start_timeouts(ctx, node, task.task_id, TaskExtra.from_json(task.extra).place)
+    extra = TaskExtra.from_json(task.extra)
+    steps.start_timeouts(ctx, ctx.node(task.node_index, extra.plan), task.task_id, extra.place)
 
 
 async def _remove(ctx: RunContext) -> None:

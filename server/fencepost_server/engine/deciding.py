@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from fencepost_server.domain.code import op_node
+from fencepost_server.domain.errors import FencepostError, IllegalTransition
 from fencepost_server.domain.model import (
     DECIDE_TASK,
     IDLE_UNTIL,
@@ -75,6 +76,40 @@ def begin(ctx: RunContext, value: Value) -> None:
     ctx.control.extras = True
     if row.resume_at is None:
         ctx.ready(row)
+
+
+async def cannot_try_again(ctx: RunContext) -> FencepostError | None:
+    """Why a function that has raised can't go on from there: it has acted on the failure that it let through, which a
+    replay without that failure would not.
+    """
+    decider = ctx.control.decider
+    if decider is None or not decider.failed_seq:
+        return None
+    [event] = await ctx.read("op_event", ctx.run.run_id, decider.failed_seq) or [(0, None, None, True)]
+    type_, _task_id, _token, acted = event
+    kind = {EventType.STEP_FAILED: "a step", EventType.LOCAL_STEP_ENDED: "a local step"}.get(type_)
+    if kind is not None and not acted and decider.failed_seq > decider.seen_seq:
+        return None
+    return IllegalTransition(
+        "the function went on after the failure that it ended with, or that was a child's: start a new run",
+        metadata={"state": ctx.state.name, "event": "RETRY"},
+    )
+
+
+async def begin_again(ctx: RunContext) -> None:
+    """The function of a run that had failed is called again, the step that failed is tried again. Tokens go on (I3)."""
+    decider = ctx.control.decider
+    assert decider is not None  # it had begun
+    for type_, task_id, token, _acted in await ctx.read("op_event", ctx.run.run_id, decider.failed_seq):
+        if type_ == EventType.STEP_FAILED:
+            [(detail, size)] = await ctx.read("op_scheduled", ctx.run.run_id, task_id)
+            asked = json.loads(detail)
+            applying.schedule_again(ctx, (asked["handler"], asked.get("options", "")), task_id, size, token)
+    begin(ctx, Value(1, 0))
+    ctx.changes.rows.new_tasks[-1].row.token = decider.token
+    ctx.control.decider = decider
+    decider.over = decider.idle = False
+    decider.failed_seq = 0
 
 
 async def settle(ctx: RunContext) -> None:
@@ -337,7 +372,10 @@ def repeated(ctx: RunContext, report: Report) -> Answer | None:
 def _accepted(decider: Decider, report: Report, advance: Advance) -> None:
     decider.advance_no = advance.advance_no
     decider.digest = report.digest.hex()
-    decider.seen_seq = advance.seen_seq
+    if advance.outcome is AdvanceOutcome.FAIL and not advance.commands:
+        decider.failed_seq = advance.failed_seq  # a retry goes on from before this Advance
+    else:
+        decider.seen_seq = advance.seen_seq
 
 
 async def _advance(ctx: RunContext, report: Report, task: TaskRow, advance: Advance) -> Answer:
@@ -370,7 +408,7 @@ async def _advance(ctx: RunContext, report: Report, task: TaskRow, advance: Adva
         refused_end = True
     elif advance.outcome in _ENDS:
         kept = False
-        decider.session = task.lease_session or ""
+        decider.session, decider.token = task.lease_session or "", task.token
         ctx.remove_task(task)
         _over(ctx, decider)
         await _ended(ctx, advance)
@@ -439,7 +477,8 @@ async def _ended(ctx: RunContext, advance: Advance) -> None:
         await ending.go_on(ctx)
     elif advance.outcome is AdvanceOutcome.FAIL:
         assert advance.failure is not None  # the edge saw to it
-        await ending.begin(ctx, RunState.FAILED, replace(advance.failure, feedback=None), retryable=False)
+        retryable = not advance.commands
+        await ending.begin(ctx, RunState.FAILED, replace(advance.failure, feedback=None), retryable=retryable)
     elif advance.outcome is AdvanceOutcome.CONTINUE_AS_NEW:
         await continuing.continue_as_new(ctx, advance)
     else:

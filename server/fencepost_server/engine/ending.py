@@ -88,7 +88,7 @@ async def begin(
         control.ending = {
             "state": int(state),
             "failure": failure_json(failure),
-            "retryable": retryable and state is RunState.FAILED and ctx.graph.code is None,
+            "retryable": retryable and state is RunState.FAILED,
         }
         control.paused = control.blocked = False
     if over is not None:
@@ -146,12 +146,16 @@ def cancelled(ctx: RunContext, task: TaskRow, extra: TaskExtra, digest: bytes | 
     step_over(ctx, node, seq, task, extra)
 
 
-def step_over(ctx: RunContext, node: GraphNode, seq: int, task: TaskRow, extra: TaskExtra) -> None:
-    """A step has ended in event ``seq`` without completing: its task goes, and what a retry or an undo needs stays."""
+def step_over(
+    ctx: RunContext, node: GraphNode, seq: int, task: TaskRow, extra: TaskExtra, *, keep: bool = True
+) -> None:
+    """A step has ended in event ``seq`` without completing: its task goes, and what a retry or an undo needs stays.
+    ``keep``: whether a retry of the run takes it up again.
+    """
     undoing.could_have_acted(ctx, node, seq, task, extra)
     stop_timeouts(ctx, node, task)
     control = ctx.control
-    retryable = control.ending is not None and control.ending["retryable"]
+    retryable = keep and control.ending is not None and control.ending["retryable"]
     ctx.remove_task(task, keep_checkpoint=retryable)
     control.open_steps -= 1
     if retryable:

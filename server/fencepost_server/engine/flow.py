@@ -44,7 +44,7 @@ async def pump(ctx: RunContext) -> None:
     while (activation := ctx.next_activation()) is not None:
         entering, index, place, value = activation
         if ctx.graph.code is not None:  # its function decides what follows
-            if entering:
+            if entering and ctx.control.decider is None:
                 deciding.begin(ctx, value)
             continue
         if ctx.written > _MAX_WRITTEN and not ctx.is_ending:

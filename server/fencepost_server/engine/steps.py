@@ -262,7 +262,7 @@ async def fail_for_good(
     if report is not None:
         _note(report, task, answer)
     if ctx.graph.code is not None:  # its function is told, and decides what follows
-        ending.step_over(ctx, ctx.node(task.node_index, extra.plan), seq, task, extra)
+        ending.step_over(ctx, ctx.node(task.node_index, extra.plan), seq, task, extra, keep=False)
         await ending.go_on(ctx)
         return
     await ending.begin(ctx, RunState.FAILED, failure, over=ending.Over(seq, task, extra))

@@ -76,9 +76,11 @@ def advanced(item: pb.AdvanceItem, namespace: str, limit: int) -> Report:
         failure = reading.failure(item, "failure")
     taken = reading.numbers(item.taken_signals, "taken_signals") if item.taken_signals else ()
     waits = reading.numbers(item.ended_waits, "ended_waits") if item.ended_waits else ()
+    if not 0 <= item.failed_seq < _MAX_NUMBER:
+        reading.fault("failed_seq", "must be 0 or more")
     if reading.faults:
         raise reading.error()
-    advance = Advance(item.advance_no, item.seen_seq, commands, outcome, output, value, failure, taken, waits)
+    advance = Advance(item.advance_no, item.seen_seq, commands, outcome, output, value, failure, taken, waits, item.failed_seq)
     return Report(ReportKind.ADVANCE, *ref, namespace, _digest(item), advance=advance)
 
 

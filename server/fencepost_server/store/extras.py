@@ -42,6 +42,8 @@ _READS: dict[str, tuple[type[Column], ...]] = {
     "key_holder": (Texts, Texts, Texts),
     "removed": (Texts, Texts, Blobs),
     "history": (Uuids, Ints),
+    "op_event": (Uuids, Ints),
+    "op_scheduled": (Uuids, Ints),
     "attributes": (Uuids,),
     "unread_signals": (Uuids,),
     "signals_size": (Uuids,),

@@ -25,7 +25,6 @@ PREFIX = "fencepost_test_"
 """What the names of the kit's databases begin with."""
 
 _SEARCH_PATH = "-c search_path=fencepost_test,pg_catalog,public"
-_DURABILITY = ("fsync", "synchronous_commit", "full_page_writes")
 _CONNECT_TIMEOUT = 20
 _TRIES = 20
 
@@ -69,14 +68,6 @@ async def _connect(dsn: str) -> psycopg.AsyncConnection[Any]:
     return await psycopg.AsyncConnection.connect(
         dsn, autocommit=True, connect_timeout=_CONNECT_TIMEOUT, application_name="fencepost test kit"
     )
-
-
-async def hurry(admin_dsn: str) -> None:
-    """Let a database server that holds nothing but tests not wait for its disk."""
-    async with await _connect(admin_dsn) as connection:
-        for name in _DURABILITY:
-            await connection.execute(sql.SQL("alter system set {} = off").format(sql.Identifier(name)))
-        await connection.execute("select pg_reload_conf()")
 
 
 async def install(admin_dsn: str, database: str) -> None:

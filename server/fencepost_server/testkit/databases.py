@@ -82,7 +82,6 @@ class Databases:
     async def _prepare(self) -> None:
         if not self._admin_dsn:
             self._admin_dsn = self._start_embedded()
-            await shifted_clock.hurry(self._admin_dsn)
         template = f"{shifted_clock.PREFIX}{self._process}_template"
         await shifted_clock.create(self._admin_dsn, template)
         try:
@@ -103,7 +102,7 @@ class Databases:
             stack.enter_context(_owned(folder))
             # For the server to go through when it runs as another user; what is in it is private.
             folder.chmod(0o711)
-            embedded = stack.enter_context(EmbeddedPostgres(folder / "postgres", log.info))
+            embedded = stack.enter_context(EmbeddedPostgres(folder / "postgres", log.info, throwaway=True))
             self._embedded = stack.pop_all()
         return embedded.dsn
 

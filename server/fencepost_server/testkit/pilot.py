@@ -56,6 +56,7 @@ class Pilot:
     async def skipping(self) -> AsyncIterator[None]:
         """Skip whenever nothing else is to be done, until the end of the block. Blocks may overlap."""
         self._wanted += 1
+        self._idle_since = None
         if self._flight is None:
             self._flight = asyncio.create_task(self._fly(), name="testkit-pilot")
         try:
@@ -102,6 +103,7 @@ class Pilot:
             view = await self._clock.look()
             if self._still(view):
                 return view.now
+            self._idle_since = None
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 

@@ -363,7 +363,7 @@ CONTENTS: Mapping[EventType, Callable[[_Entry], Message]] = {
     EventType.RUN_TERMINATED: lambda e: run_pb2.RunTerminated(reason=e.reason),
     EventType.RUN_PAUSED: lambda e: run_pb2.RunPaused(reason=e.reason),
     EventType.RUN_RESUMED: lambda e: run_pb2.RunResumed(reason=e.reason),
-    EventType.RUN_RETRIED: lambda e: run_pb2.RunRetried(reason=e.reason),
+    EventType.RUN_RETRIED: lambda e: run_pb2.RunRetried(reason=e.reason, ignored_seq=int(e.detail.get("ignored", 0))),
     EventType.LOCAL_STEP_ENDED: _local_step_ended,
     EventType.PATCH_MARKED: lambda e: run_pb2.PatchMarked(patch_id=e.detail["patch"]),
     EventType.ATTRIBUTES_SET: _attributes_set,

@@ -178,6 +178,20 @@ cross join lateral (
 ) e
 where e.before < 1048576 order by k.ord, e.seq;
 
+-- name: op_event
+-- The end of an op, and whether its run asked for anything after that. index: event_pkey
+select k.ord, e.type, e.task_id, e.token, exists (
+    select from event c where c.run_id = k.a and c.seq > k.b and c.type in (2, 9, 11, 18, 34, 35, 36, 37)
+)
+from unnest(%(a)s, %(b)s) with ordinality k(a, b, ord)
+cross join lateral (select * from event e where e.run_id = k.a and e.seq = k.b offset 0) e;
+
+-- name: op_scheduled
+-- What a step of a code run was asked for with, and about the size of its input. index: event_pkey
+select k.ord, e.detail::text, coalesce(pg_column_size(e.payload), pg_column_size(e.payload_binary), 0)
+from unnest(%(a)s, %(b)s) with ordinality k(a, b, ord)
+cross join lateral (select * from event e where e.run_id = k.a and e.seq = k.b offset 0) e;
+
 -- name: attributes
 -- index: run_pkey
 select k.ord, r.attributes from unnest(%(a)s) with ordinality k(a, ord)

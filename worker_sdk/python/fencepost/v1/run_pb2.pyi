@@ -1907,16 +1907,22 @@ class RunRetried(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
+    IGNORED_SEQ_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """Why, as given to RetryRun."""
+    ignored_seq: _builtins.int
+    """Of a code run that had failed: the event of the failure that its function let through. The step is tried again, and a replay
+    passes this event by. 0 if there is none.
+    """
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
+        ignored_seq: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ignored_seq", b"ignored_seq", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

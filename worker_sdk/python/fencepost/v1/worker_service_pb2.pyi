@@ -919,12 +919,17 @@ class AdvanceItem(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     TAKEN_SIGNALS_FIELD_NUMBER: _builtins.int
     ENDED_WAITS_FIELD_NUMBER: _builtins.int
+    FAILED_SEQ_FIELD_NUMBER: _builtins.int
     advance_no: _builtins.int
     """Decide.advance_no + 1, and + 1 with each further Advance of the run. One that leaves a gap is ADVANCE_OUT_OF_ORDER."""
     seen_seq: _builtins.int
     """The number of the last event that the worker knows: all up to it were fed to the function, or are its own commands."""
     outcome: Global___AdvanceOutcome.ValueType
     """How it goes on."""
+    failed_seq: _builtins.int
+    """Of FAIL: the StepFailed or LocalStepEnded event whose failure the function let through; 0 if it raised by itself. RetryRun
+    tries that step again.
+    """
     @_builtins.property
     def task(self) -> Global___TaskRef:
         """The lease of the DECIDE task."""
@@ -961,10 +966,11 @@ class AdvanceItem(_message.Message):
         failure: _run_pb2.Failure | None = ...,
         taken_signals: _abc.Iterable[_builtins.int] | None = ...,
         ended_waits: _abc.Iterable[_builtins.int] | None = ...,
+        failed_seq: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "output", b"output", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance_no", b"advance_no", "commands", b"commands", "ended_waits", b"ended_waits", "failure", b"failure", "outcome", b"outcome", "output", b"output", "seen_seq", b"seen_seq", "taken_signals", b"taken_signals", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance_no", b"advance_no", "commands", b"commands", "ended_waits", b"ended_waits", "failed_seq", b"failed_seq", "failure", b"failure", "outcome", b"outcome", "output", b"output", "seen_seq", b"seen_seq", "taken_signals", b"taken_signals", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
