@@ -200,6 +200,31 @@ async def test_a_run_that_nothing_moves_any_more_says_what_it_waits_for(start: S
             await env.run("waits")
 
 
+async def test_whatever_takes_longer_than_the_patience_but_is_under_way_is_waited_for(start: Start) -> None:
+    """Also after a time in which there was nothing to do."""
+    begun, end = threading.Event(), threading.Event()
+
+    @step("slow")
+    def slow(value: object) -> object:
+        begun.set()
+        end.wait(30)
+        return value
+
+    async with start(patience=0.5) as env:
+        await env.client.register_definition(workflow({"id": "w", "wait_signal": "go"}, {"id": "n", "step": "slow"}))
+        async with env.worker([slow]):
+            handle = await env.client.start_run("wf")
+            result = asyncio.create_task(env.result(handle))
+            pilot = env._kit._server.pilot
+            await eventually(lambda: pilot.idle_for > 0.01)
+            await handle.signal("go", 1)
+            await eventually(begun.is_set)
+            done, _ = await asyncio.wait({result}, timeout=1)
+            assert not done
+            end.set()
+            assert await result == 1
+
+
 async def test_a_step_that_does_not_return_is_named_when_a_skip_gives_up(env: AsyncEnvironment) -> None:
     begun, end = threading.Event(), threading.Event()
 
