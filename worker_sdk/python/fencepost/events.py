@@ -98,7 +98,8 @@ class Event:
     by at a replay; a step or child carries its input itself (step_scheduled, child_scheduled), and local_step_ended the
     step's output, ``attempt`` being the last one. ``delay`` is in seconds (timer_started). An empty value in
     ``attributes`` took that label away (attributes_set). A run that goes on for another one names it in
-    ``continued_from_run_id`` (run_started), the one that is gone on with has ``next_run_id`` (run_continued).
+    ``continued_from_run_id`` (run_started), the one that is gone on with has ``next_run_id`` (run_continued). A failure
+    that a replay passes by, because its step is tried again, is event ``ignored_seq`` (run_retried).
     """
 
     seq: int
@@ -144,6 +145,7 @@ class Event:
     attributes: Mapping[str, str] = field(default_factory=dict)
     continued_from_run_id: str = ""
     next_run_id: str = ""
+    ignored_seq: int = 0
     deadline_time: dt.datetime | None = None
 
     def __str__(self) -> str:

@@ -168,14 +168,14 @@ def _fill(details: Any, kind: str, name: str, event: Event) -> None:
     elif name == "attributes":
         details.attributes.update(event.attributes)
     else:
-        value = getattr(event, _OTHER_NAMES.get((kind, name), name))
+        value = getattr(event, _OTHER_NAMES.get((kind, name), name), None)
         if name in _TIMES:
             if value is not None:
                 getattr(details, name).FromDatetime(value.astimezone(dt.UTC).replace(tzinfo=None))
         elif name in _SECONDS:
             if value is not None:
                 getattr(details, name).FromNanoseconds(round(value * 1e6) * 1000)
-        else:
+        elif value is not None:
             setattr(details, name, value)
 
 

@@ -181,14 +181,20 @@ def _line(event: Event) -> str:
 
 def _end_of_function(events: Sequence[run_pb2.Event]) -> int | None:
     """The number of the event by which the function has ended; None if it has not, or the server ended the run."""
+    end = 0
+    by_server = False
     for event in events:
         kind = event.WhichOneof("kind")
-        if kind in {"run_completed", "run_continued"}:
-            return event.seq
-        if kind in {"run_failed", "run_ending"}:
+        if kind == "run_retried":
+            end, by_server = 0, False
+        elif not end and not by_server and kind in _ENDS:
             cancelled = kind == "run_ending" and event.run_ending.state != run_pb2.RUN_STATE_FAILED
-            return None if cancelled or _failure_of(event).code in _SERVERS_FAILURES else event.seq
-    return None
+            failed = kind in {"run_failed", "run_ending"}
+            by_server = cancelled or (failed and _failure_of(event).code in _SERVERS_FAILURES)
+            end = 0 if by_server else event.seq
+        elif kind in {"run_cancelled", "run_terminated"}:
+            by_server = by_server or not end
+    return end or None
 
 
 def _seen(events: Sequence[run_pb2.Event], *, ended: bool) -> list[int]:
