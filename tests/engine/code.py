@@ -97,6 +97,11 @@ class Held:
             self.seq = max([self.seq, *result.advance.seqs, *(event.seq for event in result.advance.events)])
         return result
 
+    async def wait(self) -> None:
+        """Give the run back, once there is nothing that this worker has not seen."""
+        while (await self.advance()).advance.kept:
+            pass
+
     async def complete(self, output: Any = None, *commands: pb.Command) -> pb.ItemResult:
         """The function has returned."""
         return await self.advance(*commands, outcome=COMPLETE, output=payload(output))

@@ -508,21 +508,20 @@ async def test_a_retried_run_goes_on_from_before_its_function_raised_with_all_th
     await retry(code, run_id)
     run = await code.take()
     assert run.task.decide.seen_seq == 1
-    await run.advance()
+    await run.wait()
+    told = set(run.kinds())
     await code.scene.api.runs.SignalRun(
         run_service_pb2.SignalRunRequest(run_id=run_id, signal_name="go"), timeout=DEADLINE
     )
     await code.scene.worker.complete(await code.scene.worker.task(), "1")
-    told: list[str] = []
-    while not {"timer_fired", "signal_received", "step_completed"} <= set(told):
+    while not {"timer_fired", "signal_received", "step_completed"} <= told:
         run = await code.again(run)
-        told += run.kinds()
-        await run.advance()
+        await run.wait()
+        told |= set(run.kinds())
     await code.scene.api.runs.SignalRun(
         run_service_pb2.SignalRunRequest(run_id=run_id, signal_name="end"), timeout=DEADLINE
     )
-    run = await code.again(run)
-    await run.complete()
+    await (await code.again(run)).complete()
     assert state_of(await code.scene.api.wait(run_id)) == "COMPLETED"
 
 
