@@ -8,7 +8,8 @@ import re
 import psycopg
 import pytest
 
-from fencepost import AsyncClient, Client, StepContext, Worker
+from fencepost import AsyncClient, Client, StepContext, Worker, WorkflowContext, workflow
+from fencepost.deterministic import refused
 from fencepost_server.config import ENV_PREFIX
 from fencepost_server.domain import errors
 from fencepost_server.telemetry import EngineCollector
@@ -133,6 +134,33 @@ def public(kind: type) -> set[str]:
 def test_all_that_a_context_has_is_on_the_page_on_python() -> None:
     names = listed(section("docs/python.md", "### The context"))
     assert sorted(names) == sorted(public(StepContext))
+
+
+def test_all_that_the_context_of_a_workflow_has_is_on_the_page_on_workflows() -> None:
+    names = listed(section("docs/workflows.md", "### The context"))
+    for_the_run_in_memory = {"answer", "count"}
+    assert sorted(names) == sorted(public(WorkflowContext) - for_the_run_in_memory)
+
+
+def test_every_option_of_a_workflow_is_on_the_page_on_workflows() -> None:
+    names = listed(section("docs/workflows.md", "## The function"))
+    assert sorted(names) == sorted(inspect.signature(workflow).parameters.keys() - {"workflow_id"})
+
+
+def test_every_option_of_what_a_workflow_asks_for_is_on_the_page_on_workflows() -> None:
+    text = section("docs/workflows.md", "### The context")
+    for name in ("run", "call", "child", "signal", "signals"):
+        (row,) = re.findall(rf"^\| `{name}\(.*$", text, flags=re.MULTILINE)
+        options = [it.name for it in inspect.signature(getattr(WorkflowContext, name)).parameters.values()]
+        assert [it for it in options if it not in {"self", "args"} and not re.search(rf"\b{it}\b", row)] == []
+
+
+def test_all_that_workflow_code_is_refused_is_on_the_page_on_determinism() -> None:
+    text = section("docs/determinism.md", "## What is refused")
+    names = {name.removeprefix("_") for _, names, _ in refused._FUNCTIONS for name in names}
+    names |= set(refused._CLOCKS_WITHOUT) | {owner.__name__ for owner, *_ in refused._METHODS}
+    assert len(names) > 50
+    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", text)] == []
 
 
 def test_every_option_and_method_of_a_worker_is_on_the_page_on_python() -> None:
