@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -53,5 +54,22 @@ def worker_process(python_process: Callable[..., Process], sink: Sink) -> StartW
     def start(*addresses: str, steps: int = 1, slots: int = 10, gate: str = "", drain_timeout: float = 30.0) -> Process:
         arguments = (",".join(addresses), sink.dsn, str(steps), str(slots), gate, str(drain_timeout))
         return python_process("-m", "tests.faults.worker_program", *arguments)
+
+    return start
+
+
+class StartCodeWorker(Protocol):
+    """The fixture `code_process`."""
+
+    def __call__(self, *addresses: str, **options: Any) -> Process:
+        """Start a worker for the servers at ``addresses``; see code_program. Returns before it is connected."""
+
+
+@pytest.fixture
+def code_process(python_process: Callable[..., Process], sink: Sink) -> StartCodeWorker:
+    """Starts workers that decide code workflows, as processes."""
+
+    def start(*addresses: str, **options: Any) -> Process:
+        return python_process("-m", "tests.faults.code_program", ",".join(addresses), sink.dsn, json.dumps(options))
 
     return start

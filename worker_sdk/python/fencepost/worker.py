@@ -379,8 +379,17 @@ def _by_name(steps: Sequence[Step[..., Any]], *, needed: bool) -> Mapping[str, S
 
 
 def _run_users_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop until it is stopped. A task that a step has begun and left may raise what ends programs: that ends
+    the task, not the loop, without which the worker would go on holding leases and do nothing.
+    """
     try:
-        loop.run_forever()
+        while True:
+            try:
+                loop.run_forever()
+            except (SystemExit, KeyboardInterrupt):
+                logger.exception("a task that a step has begun raised this; the worker goes on")
+            else:
+                break
     finally:
         loop.close()
 
