@@ -191,8 +191,8 @@ class Lease:
         self.undo_output = undo_output
         self.unfinished = unfinished
         self.step_idempotency_key = step_idempotency_key
-        # Of the session: what is to be sent or was sent (of a DECIDE task also what does not end it), whether it is on
-        # its way, how often it was refused for what it is, and how often by a fault of the server.
+        # Of the session: what is to be sent or was sent (an Advance ends nothing), whether it is on its way, how often
+        # it was refused for what it is, and how often by a fault of the server.
         self.outcome: Outcome | None = None
         self.advance: pb.AdvanceItem | None = None
         self.sent = False
@@ -205,8 +205,7 @@ class Lease:
         # Of both, under the executor's lock.
         self.begun = False
         self.withdrawn = False
-        # Set by the session, read by the step; the reason may become a harder one. The time is that up to which an
-        # outcome counts, if the reason leaves any.
+        # Set by the session, read by the step; the reason may become a harder one. Up to the time an outcome counts.
         self.cancel_reason: CancelReason | None = None
         self.cancel_deadline = 0.0
         # Set by the step, read by the session.
