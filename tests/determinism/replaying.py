@@ -15,6 +15,7 @@ from typing import Any
 from fencepost.code_run import CodeRun
 from fencepost.decisions import Cancelled, micros
 from fencepost.ops import Op
+from fencepost.testing.replaying import Replayer
 from fencepost.v1 import run_pb2, run_service_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost.workflow import Workflow
@@ -99,7 +100,10 @@ def _end_of(events: Sequence[run_pb2.Event]) -> tuple[str, int]:
 
 
 def digest(run_id: str, events: Sequence[run_pb2.Event], times: int) -> str:
-    """A digest of what the code asks for. Raises AssertionError unless each of so many replays gives the same."""
+    """A digest of what the code asks for. Raises AssertionError unless each of so many replays gives the same, and
+    NondeterminismError if the kit's own replayer finds a difference.
+    """
+    Replayer(WORKFLOWS[events[0].run_started.workflow_id], on_input_change="block").replay(events, run_id=run_id)
     first = replay(run_id, events)
     for _ in range(times - 1):
         again = replay(run_id, events)

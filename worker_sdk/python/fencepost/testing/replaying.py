@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from fencepost.code_run import CodeRun
 from fencepost.codec import Value
-from fencepost.decisions import Decision
+from fencepost.decisions import Cancelled, Decision, Unsent
 from fencepost.events import Event, event_of
 from fencepost.failure import Failed
 from fencepost.models import Failure
@@ -128,9 +128,12 @@ class Replayer:
         try:
             run.feed(fed)
             run.tell_events(len(fed))
+            unsent = list(run.book.unsent.values())
             decision = run.decision()
             if end is not None:
                 _compare_ends(run, decision, events[end - 1])
+                if decision is not None and decision.outcome == _ENDS[events[end - 1].WhichOneof("kind") or ""][0]:
+                    _check_recorded(unsent)
             return _replay_of(run, decision, len(events))
         except NondeterminismError as error:
             run.tell_events(run.seq)
@@ -220,6 +223,15 @@ def _compare_ends(run: _Told, decision: Decision | None, end: run_pb2.Event) -> 
     if decision is not None and decision.outcome in outcomes:
         return
     raise NondeterminismError(f"event {end.seq}: history has the run {how}, code {_does(run, decision)}")
+
+
+def _check_recorded(unsent: Sequence[Unsent]) -> None:
+    """The function has ended, so that all it asked for is in the history. Raises NondeterminismError otherwise."""
+    for item in unsent:
+        if isinstance(item, str):
+            raise NondeterminismError(f"patch {item}: history has nothing, code asks for it")
+        op, what = (item.op, "cancel of ") if isinstance(item, Cancelled) else (item, "")
+        raise NondeterminismError(f"op {op.number}: history has nothing, code asks for {what}{op.text}")
 
 
 def _failure_of(event: run_pb2.Event) -> run_pb2.Failure:
