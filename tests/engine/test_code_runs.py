@@ -31,7 +31,7 @@ from tests.engine.code import (
     timer,
 )
 from tests.engine.flows import PERMANENT, OpenScene, given, state_of, step, value_of, workflow
-from tests.engine.rows import fetch
+from tests.engine.rows import execute, fetch
 from tests.fixtures.api import DEADLINE, kinds
 from tests.fixtures.raw_worker import ALREADY_DONE, LEASE_LOST, OK, REFUSED
 from tests.fixtures.refusals import decode
@@ -500,7 +500,7 @@ async def test_a_retried_run_tries_the_step_again_whose_failure_its_function_let
 
 async def test_a_retried_run_goes_on_from_before_its_function_raised_with_all_that_was_open(code: Code) -> None:
     """With other code, say."""
-    run = await code.begin(call(1, "a"), timer(2, 0.2), signal(3, "go"), outcome=CONTINUE)
+    run = await code.begin(call(1, "a"), timer(2, 3600), signal(3, "go"), outcome=CONTINUE)
     run_id = run.task.task.run_id
     await run.advance(outcome=FAIL, failure=run_pb2.Failure(kind=PERMANENT, code="BUG", message="x"))
     await code.scene.worker.release(await code.scene.worker.task())
@@ -510,6 +510,7 @@ async def test_a_retried_run_goes_on_from_before_its_function_raised_with_all_th
     assert run.task.decide.seen_seq == 1
     await run.wait()
     told = set(run.kinds())
+    await execute(code.scene.dsn, "update timer set fire_at = clock_timestamp()")
     await code.scene.api.runs.SignalRun(
         run_service_pb2.SignalRunRequest(run_id=run_id, signal_name="go"), timeout=DEADLINE
     )
