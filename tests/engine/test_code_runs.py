@@ -502,8 +502,9 @@ async def test_a_retried_run_goes_on_from_before_its_function_raised_with_all_th
     """With other code, say."""
     run = await code.begin(call(1, "a"), timer(2, 3600), signal(3, "go"), outcome=CONTINUE)
     run_id = run.task.task.run_id
+    a = await code.scene.worker.task()
     await run.advance(outcome=FAIL, failure=run_pb2.Failure(kind=PERMANENT, code="BUG", message="x"))
-    await code.scene.worker.release(await code.scene.worker.task())
+    await code.scene.worker.release(a)
     assert state_of(await code.scene.api.wait(run_id)) == "FAILED"
     await retry(code, run_id)
     run = await code.take()
