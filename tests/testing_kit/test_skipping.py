@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime as dt
 import itertools
+import re
 import threading
 import time
 from typing import Any
@@ -14,7 +16,10 @@ import pytest
 
 from fencepost import EventKind, OperationalError, RunFailed, RunState, ScheduleSpec, StepContext, step
 from fencepost.testing import AsyncEnvironment, Stalled
-from tests.fixtures.waiting import eventually
+from fencepost_server.config import Config
+from fencepost_server.store import shifted_clock
+from tests.docs.pages import ROOT
+from tests.fixtures.waiting import eventually, until_blocked
 from tests.testing_kit.conftest import Start
 
 DAY = dt.timedelta(days=1)
@@ -146,6 +151,37 @@ async def test_a_skip_waits_for_a_step_that_is_under_way(env: AsyncEnvironment) 
     assert times[1] - times[0] < A_MOMENT
     assert about(after, times[1] + YEAR - A_MOMENT)
     assert [e.attempt async for e in handle.history() if e.kind is EventKind.STEP_COMPLETED] == [1]
+
+
+LEASE = """
+insert into task (run_id, task_id, namespace, queue, handler, priority, node_index, input_seq, visible_at, attempt,
+                  operational_failures, corrective_failures, redeliveries, token, lease_ms, lease_session,
+                  lease_expires_at)
+values ('0190e4f2-0000-7000-8000-000000000001', 1, 'default', 'q', 'h', 3, 0, 1, clock_timestamp(), 1,
+        0, 0, 0, 1, 60000, '0190e4f2-0000-7000-8000-000000000002',
+        clock_timestamp() + interval '1 minute')
+"""
+
+
+async def test_a_skip_waits_for_transactions_that_have_read_the_clock_and_looks_again_then(
+    env: AsyncEnvironment,
+) -> None:
+    """A lease that is being given, at the time before the skip, while the skip has seen none."""
+    before = await env.now()
+    async with await psycopg.AsyncConnection.connect(env.dsn) as connection:
+        # As each batch begins, before it reads the clock.
+        await connection.execute("select from run for no key update")
+        await connection.execute("select from task for update")
+        skip = asyncio.create_task(env.skip(DAY))
+        await until_blocked(env.dsn)
+        await connection.execute(LEASE)
+        await connection.commit()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(skip), 0.5)
+        assert await env.now() < before + A_MOMENT
+        await connection.execute("delete from task")
+        await connection.commit()
+        assert about(await skip, before + DAY)
 
 
 async def test_no_lease_is_lost_by_skips_amid_work(env: AsyncEnvironment) -> None:
@@ -310,3 +346,23 @@ async def test_settings_of_the_server_can_be_given_but_for_where_it_is(start: St
     with pytest.raises(ValueError, match="chooses dsn itself"):
         async with start(dsn="postgresql://elsewhere/x"):
             pass
+
+
+def test_nothing_of_production_leads_to_a_clock_that_can_be_put_forward() -> None:
+    server = ROOT / "server" / "fencepost_server"
+    kits = [server / "testkit", server / "store" / "shifted_clock.py"]
+    found = [
+        path.relative_to(ROOT).as_posix()
+        for path in server.rglob("*.py")
+        if not any(kit == path or kit in path.parents for kit in kits)
+        and re.search(r"shifted_clock|testkit|fencepost_test|search_path", path.read_text("utf-8"))
+    ]
+    assert found == []
+    settings = [field.name for field in dataclasses.fields(Config)]
+    assert [name for name in settings if re.search(r"clock|skip|shift|search_path", name)] == []
+
+
+async def test_a_database_that_is_not_named_as_the_kits_are_does_not_get_it(admin_dsn: str) -> None:
+    for call in (shifted_clock.install, shifted_clock.create, shifted_clock.seal, shifted_clock.drop):
+        with pytest.raises(ValueError, match="production is no database of the test kit"):
+            await call(admin_dsn, "production")
