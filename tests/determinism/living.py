@@ -36,7 +36,7 @@ class Lived:
     run: run_pb2.Run
     events: list[run_pb2.Event]
     children: dict[str, list[run_pb2.Event]]
-    """The histories of the child runs that it has started."""
+    """The histories of its child runs that came to an end of their own."""
 
 
 @dataclass
@@ -135,8 +135,9 @@ class Life:
         while run_id:
             run = await api.get(run_id)
             events = await api.history(run_id)
-            begun = [event.child_scheduled.child_run_id for event in events if event.HasField("child_scheduled")]
-            children = {child: await api.history(child) for child in begun}
-            chain.append(Lived(program, run, events, children))
+            # One that was given up may never have been there.
+            ended = [event.child_ended for event in events if event.HasField("child_ended")]
+            there = [child.child_run_id for child in ended if child.state != run_pb2.RUN_STATE_CANCELLED]
+            chain.append(Lived(program, run, events, {child: await api.history(child) for child in there}))
             run_id = run.next_run_id
         return chain
