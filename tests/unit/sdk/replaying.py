@@ -42,6 +42,8 @@ class Story:
     outcome: int = 0
     output: Value | None = None
     failure: Failed | None = None
+    failed_seq: int = 0
+    """The failure that the function let through, which a retry passes by."""
     open: dict[int, str] = field(default_factory=dict)
     """What is open, by its event: step, timer, wait (with a timeout) or child."""
 
@@ -109,6 +111,22 @@ class Story:
             run_pb2.Failure(kind=PERMANENT, code="RUN_CANCELLED", message="it was cancelled")
         )
 
+    def retry(self) -> None:
+        """The run had failed, of itself, and goes on."""
+        assert self.outcome == FAIL
+        if self.open:
+            ending = self._event().run_ending
+            ending.state = run_pb2.RUN_STATE_FAILED
+            ending.failure.code = "X"
+            for seq in self.open:
+                if self.open[seq] == "step":
+                    self._event().step_cancelled.task_id = seq
+        self._event().run_failed.failure.code = "X"
+        self._event().run_retried.ignored_seq = self.failed_seq
+        if self.failed_seq and self.history[self.failed_seq - 1].HasField("step_failed"):
+            self.open[self.history[self.failed_seq - 1].step_failed.task_id] = "step"
+        self.outcome, self.failure, self.failed_seq, self.kept = 0, None, 0, True
+
     def skipped(self) -> None:
         """An event that the function is not told."""
         self._event().run_paused.reason = "for tests"
@@ -126,7 +144,11 @@ class Story:
         item = pb.AdvanceItem.FromString(item.SerializeToString())
         assert item.advance_no == self.advance_no + 1
         assert self.seen_seq <= item.seen_seq <= self.last_seq
-        self.advance_no, self.seen_seq = item.advance_no, item.seen_seq
+        self.advance_no = item.advance_no
+        if item.outcome == FAIL and not item.commands:
+            self.failed_seq = item.failed_seq
+        else:
+            self.seen_seq = item.seen_seq
         unseen = self.history[item.seen_seq :]
         result = pb.AdvanceResult(events=unseen)
         before = len(self.history)

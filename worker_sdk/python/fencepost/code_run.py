@@ -23,11 +23,11 @@ from fencepost.decisions import Cancelled, Decision, Unsent, command_of
 from fencepost.deterministic.guard import guarded
 from fencepost.errors import NotDecodable, NotEncodable
 from fencepost.failure import INPUT_NOT_DECODABLE, Completed, Failed, clean, not_recordable
-from fencepost.history import HANDLERS, payload_of
+from fencepost.history import HANDLERS, passed_by, payload_of
 from fencepost.models import Failure, FailureKind
 from fencepost.op_book import OpBook
-from fencepost.ops import LOCAL, LocalCall, Op
-from fencepost.outcomes import CancelIgnored, continue_as_new_of, failure_of_function, step_failed
+from fencepost.ops import ATTRIBUTES, LOCAL, LocalCall, Op
+from fencepost.outcomes import CancelIgnored, continue_as_new_of, failed_seq_of, failure_of_function, step_failed
 from fencepost.v1 import run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost.workflow import Workflow
@@ -76,6 +76,8 @@ class CodeRun:
         self._kept: list[run_pb2.Event] = []
         self._main: asyncio.Task[Any] | None = None
         self._end: _End | None = None
+        self._failed_seq = 0
+        self._passed: frozenset[int] = frozenset()
         self._under_way: dict[int, Op] = {}
         self._in_flight: tuple[Decision, list[Unsent]] | None = None
         self._idle = False
@@ -136,7 +138,8 @@ class CodeRun:
             return
         events, self._kept = self._kept, []
         self._feed(events)
-        self.book.check_complete()
+        if not self._fails:
+            self.book.check_complete()
 
     def _feed(self, events: Iterable[run_pb2.Event]) -> None:
         told = [(event, event.WhichOneof("kind")) for event in events]
@@ -145,12 +148,16 @@ class CodeRun:
             book.replayed = told[-1][0].seq
             # What a replay is told at a call of `patched` comes later in the history than the call.
             book.marks.update(event.patch_marked.patch_id for event, kind in told if kind == "patch_marked")
+            self._passed = passed_by(told)
+        passed = self._passed
         for event, kind in told:
             seq = event.seq
             if seq != book.seq + 1:
                 raise ValueError(f"event {seq} of run {self.run_id} does not follow {book.seq}")
             book.seq = seq
             self._idle = False
+            if passed and seq in passed:
+                continue
             handler = HANDLERS.get(kind or "")
             if handler is not None and handler(self, event):
                 self._turn()
@@ -191,12 +198,22 @@ class CodeRun:
         book = self.book
         if self._in_flight is not None or self._over or self._kept or book.seq < book.seen_seq or not book.seq:
             return None
+        if self._fails:
+            self._drop_unsent()
         outcome, output, failure = self._outcome()
         ends = outcome not in (_CONTINUE, _WAIT)
         if not book.unsent and not ends and (outcome == _CONTINUE or self._idle):
             return None
         unsent, commands = self._fitting()
-        if len(unsent) < len(book.unsent):
+        if self._fails:
+            # What is recorded yet was asked for before: if the run is retried, what came then is decided on anew.
+            book.unsent = dict(list(book.unsent.items())[len(unsent) :])
+            seen = book.seq if ends else book.seen_seq
+            failed_seq = self._failed_seq if ends else 0
+            decision = Decision(
+                self.advance_no + 1, seen, outcome, commands, output=output, failure=failure, failed_seq=failed_seq
+            )
+        elif len(unsent) < len(book.unsent):
             # The rest goes with the next Advance, and only then the run waits or ends. Until then not all that was
             # decided on the events seen is recorded, so they do not count as seen.
             book.unsent = dict(list(book.unsent.items())[len(unsent) :])
@@ -224,9 +241,23 @@ class CodeRun:
             commands.append(command)
         return unsent, commands
 
+    @property
+    def _fails(self) -> bool:
+        return self._end is not None and self._end[0] == _FAIL
+
+    def _drop_unsent(self) -> None:
+        """The function has failed: what it asked for last would be stopped at once. What has happened is recorded, and
+        the way that a patch went; then the run fails, so that a retry has nothing to take back.
+        """
+        for key, item in list(self.book.unsent.items()):
+            if isinstance(item, Cancelled) or (isinstance(item, Op) and item.kind not in (LOCAL, ATTRIBUTES)):
+                del self.book.unsent[key]
+
     def _outcome(self) -> _End:
         unsent = self.book.unsent.values()
         if self._under_way:
+            return _CONTINUE, None, None
+        if self._fails and self.book.unsent:
             return _CONTINUE, None, None
         if self._end is None:
             # It goes on with what has ended here as soon as that is recorded.
@@ -385,6 +416,7 @@ class CodeRun:
             self._ends(_COMPLETE, output)
 
     def _fail(self, error: BaseException) -> None:
+        self._failed_seq = failed_seq_of(error)
         self._ends(_FAIL, None, failure_of_function(error, self.book.ending))
 
     def _ends(self, outcome: pb.AdvanceOutcome.ValueType, output: Value | None, failure: Failed | None = None) -> None:

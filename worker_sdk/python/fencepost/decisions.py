@@ -31,7 +31,8 @@ Unsent = Op | Cancelled | str
 class Decision:
     """What to send with the next Advance of a run: an AdvanceItem but for its task, which `fill` writes.
 
-    ``output`` is what the run completed with, or what the next one begins with; ``failure`` why it failed.
+    ``output`` is what the run completed with, or what the next one begins with; ``failure`` why it failed, and
+    ``failed_seq`` the event of the step that failed, if the function let that through.
     """
 
     advance_no: int
@@ -42,6 +43,7 @@ class Decision:
     ended_waits: list[int] = field(default_factory=list)
     output: Value | None = None
     failure: Failed | None = None
+    failed_seq: int = 0
 
     def fill(self, item: pb.AdvanceItem) -> None:
         """Write it into an item that has its task already."""
@@ -58,6 +60,7 @@ class Decision:
             item.output.SetInParent()
         if self.failure is not None:
             fill_failure(item.failure, self.failure)
+        item.failed_seq = self.failed_seq
 
     @property
     def size(self) -> int:

@@ -6,7 +6,7 @@ what the function asked for are matched with it. Kinds without a handler tell th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from fencepost.codec import NULL, Value
@@ -18,6 +18,8 @@ from fencepost.outcomes import child_failed, signal_timeout, step_cancelled, ste
 from fencepost.v1 import payload_pb2, run_pb2
 
 _WAITS = (run_pb2.TIMER_KIND_SLEEP, run_pb2.TIMER_KIND_SIGNAL_TIMEOUT)
+
+_STOPS = ("run_ending", "step_cancelled")
 
 
 class Fed(Protocol):
@@ -41,6 +43,28 @@ def payload_of(payload: payload_pb2.Payload) -> Value:
     if text and not payload.metadata:
         return Value(text)
     return value_of(payload)
+
+
+def passed_by(told: Iterable[tuple[run_pb2.Event, str | None]]) -> frozenset[int]:
+    """The events of a whole history that the function is not told, because the run was retried later: the failure that
+    it had let through, and what the server did to end the run. ``told`` is each event with its kind.
+    """
+    passed: set[int] = set()
+    ended: list[int] = []
+    failed = False
+    for event, kind in told:
+        if kind in _STOPS:
+            ended.append(event.seq)
+        elif kind == "run_failed":
+            failed = True
+        elif kind == "run_retried":
+            # Without a failure of the run it was blocked, and goes on to end if it was ending.
+            if failed:
+                passed.update(ended)
+            if event.run_retried.ignored_seq:
+                passed.add(event.run_retried.ignored_seq)
+            ended, failed = [], False
+    return frozenset(passed)
 
 
 def _input(run: Fed, event: run_pb2.Event) -> None:
@@ -91,7 +115,8 @@ def _step_failed(run: Fed, event: run_pb2.Event) -> bool:
     _input(run, event)
     op = book.ended(failed.task_id)
     if op is not None:
-        attempts = failed.operational_failures + failed.corrective_failures
+        # The counters leave out a permanent failure, which is counted by no limit.
+        attempts = failed.failure.attempt or failed.operational_failures + failed.corrective_failures
         book.reject(op, step_failed(op, failure_of(failed.failure), attempts))
     return True
 

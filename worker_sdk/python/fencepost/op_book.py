@@ -28,7 +28,7 @@ from fencepost.errors import NotDecodable
 from fencepost.models import Failure
 from fencepost.ops import ATTRIBUTES, CHILD, LOCAL, SIGNAL, SLEEP, STEP, Handle, Op, op_text
 from fencepost.signals import SignalBox
-from fencepost.workflow_errors import NondeterminismError
+from fencepost.workflow_errors import NondeterminismError, OpFailed
 
 logger = logging.getLogger("fencepost.workflow")
 
@@ -262,6 +262,8 @@ class OpBook:
         for unsent in self.unsent.values():
             if isinstance(unsent, Op) and unsent.made_at <= self.seen_seq and unsent.kind is not LOCAL:
                 raise NondeterminismError(f"op {unsent.number}: history has nothing, code asks for {unsent.text}")
+        for unsent in self.unsent.values():
+            # After all of them: what differs most often stops something as well.
             if isinstance(unsent, Cancelled) and unsent.op.cancelled_at <= self.seen_seq:
                 op = unsent.op
                 raise NondeterminismError(f"op {op.number}: history has nothing, code asks for cancel of {op.text}")
@@ -283,7 +285,9 @@ class OpBook:
             handle.set_result(result)
 
     def reject(self, op: Op, error: Exception) -> None:
-        """The op has failed."""
+        """The op has failed, as the event ``seq`` says."""
+        if isinstance(error, OpFailed):
+            error.seq = self.seq
         handle = op.handle
         if handle is not None and not handle.done():
             op.handle = None

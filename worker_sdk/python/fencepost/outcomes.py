@@ -20,6 +20,7 @@ from fencepost.workflow_errors import ChildFailed, ContinueAsNew, SignalTimeout,
 E = TypeVar("E", bound=BaseException)
 
 _ANY_LIMIT = 1 << 20
+_MAX_ERRORS = 1_000
 
 
 class CancelIgnored(PermanentError):
@@ -65,6 +66,25 @@ def failure_of_function(error: BaseException, ending: Failure | None) -> Failed:
     made = failed(error, _ANY_LIMIT)
     kind = FailureKind.PERMANENT if made.unexpected else made.kind
     return dataclasses.replace(made, kind=kind, retry_after=None)
+
+
+def failed_seq_of(error: BaseException) -> int:
+    """The event of the step or child whose failure a function let through, by itself, as the cause of something else or
+    in a group: the first that is found. 0 if there is none.
+    """
+    waiting, seen = [error], set[int]()
+    while waiting and len(seen) < _MAX_ERRORS:
+        current = waiting.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        if isinstance(current, StepFailed | ChildFailed):
+            return current.seq
+        if current.__cause__ is not None:
+            waiting.append(current.__cause__)
+        if isinstance(current, BaseExceptionGroup):
+            waiting.extend(reversed(current.exceptions))
+    return 0
 
 
 def of_class(error: BaseException, wanted: type[E]) -> E | None:

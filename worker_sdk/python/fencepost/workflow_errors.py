@@ -29,7 +29,11 @@ from fencepost.step_errors import StepError
 
 
 class OpFailed(StepError):
-    """An op that a workflow awaited did not complete. ``feedback`` is what a corrective failure says, as plain JSON."""
+    """An op that a workflow awaited did not complete. ``feedback`` is what a corrective failure says, as plain JSON.
+    ``seq`` is the event of the run's history that tells of it, 0 if that is not known.
+    """
+
+    seq: int = 0
 
     def __init__(self, what: str, kind: FailureKind, code: str, message: str, feedback: Any = None) -> None:
         super().__init__(f"{what}: {code}: {message}", code=code)

@@ -36,6 +36,7 @@ _ENDS = {
     "run_failed": (pb.ADVANCE_OUTCOME_FAIL, "failed"),
     "run_ending": (pb.ADVANCE_OUTCOME_FAIL, "failed"),
 }
+_ALL_ASKED = (pb.ADVANCE_OUTCOME_COMPLETE, pb.ADVANCE_OUTCOME_CONTINUE_AS_NEW)
 _SERVERS_FAILURES = frozenset({"RUN_TIMEOUT", "DEFINITION_REMOVED"})
 _OUTPUT_REFUSED = "OUTPUT_SCHEMA_MISMATCH"
 _MOST_TRIES = 50
@@ -132,7 +133,7 @@ class Replayer:
             decision = run.decision()
             if end is not None:
                 _compare_ends(run, decision, events[end - 1])
-                if decision is not None and decision.outcome == _ENDS[events[end - 1].WhichOneof("kind") or ""][0]:
+                if decision is not None and decision.outcome in _ALL_ASKED:
                     _check_recorded(unsent)
             return _replay_of(run, decision, len(events))
         except NondeterminismError as error:
@@ -226,7 +227,10 @@ def _compare_ends(run: _Told, decision: Decision | None, end: run_pb2.Event) -> 
 
 
 def _check_recorded(unsent: Sequence[Unsent]) -> None:
-    """The function has ended, so that all it asked for is in the history. Raises NondeterminismError otherwise."""
+    """The function has ended, so that all it asked for is in the history. Raises NondeterminismError otherwise.
+
+    Not so if it has failed: what it asked for last is never sent.
+    """
     for item in unsent:
         if isinstance(item, str):
             raise NondeterminismError(f"patch {item}: history has nothing, code asks for it")
