@@ -14,12 +14,12 @@ def sessions(server: InProcessServer) -> list[Any]:
 
 def leased(server: InProcessServer, run_id: str) -> bool:
     """Whether a task of the run is out on a session."""
-    return any(key[0] == run_id for session in sessions(server) for key in session._out)
+    return any(key[0] == run_id for session in sessions(server) for key, _out in session._leases.items())
 
 
 def paused(server: InProcessServer) -> bool:
     """Whether no session wants tasks."""
-    return all(session._capacity == 0 for session in sessions(server))
+    return all(session._leases.steps.capacity == 0 for session in sessions(server))
 
 
 def pongs(server: InProcessServer) -> int:
