@@ -153,8 +153,9 @@ class _Replay:
                 await self._freed.wait()
                 continue
             self._free -= slots
-            claimed = await tasks.claim(
-                self._database, NAMESPACE, wants, [SESSION_ID] * slots, self._config.claim_batch_bytes
+            sessions = [SESSION_ID] * slots
+            claimed, _ = await tasks.claim(
+                self._database, NAMESPACE, wants, sessions, self._config.claim_batch_bytes, lambda _claimed: ()
             )
             self._free += slots - len(claimed)
             self._unclaimed -= len(claimed)

@@ -31,9 +31,9 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     claim = stored_tasks.claim
 
     async def counting(*arguments: Any) -> Any:
-        claimed = await claim(*arguments)
+        claimed, histories = await claim(*arguments)
         found.append(len(claimed))
-        return claimed
+        return claimed, histories
 
     monkeypatch.setattr(stored_tasks, "claim", counting)
     return found

@@ -144,11 +144,11 @@ async def test_a_task_that_was_leased_but_never_sent_keeps_its_only_attempt(
     claim, lost = stored_tasks.claim, asyncio.Event()
 
     async def losing(*arguments: Any) -> Any:
-        claimed = await claim(*arguments)
+        claimed, histories = await claim(*arguments)
         if claimed and not lost.is_set():
             await disconnect(worker, quick)
             lost.set()
-        return claimed
+        return claimed, histories
 
     monkeypatch.setattr(stored_tasks, "claim", losing)
     run_id = (await api.start()).run_id

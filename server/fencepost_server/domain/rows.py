@@ -146,8 +146,8 @@ class TaskExtra:
         return Place(self.scope, self.item) if self.scope else TOP
 
     def step_key(self, run_id: str) -> str:
-        """The idempotency key of the step that is undone. A local step is no task: its key has its op's number, negative,
-        so that it is no task's.
+        """The idempotency key of the step that is undone. A local step is no task: its key has the number of its op,
+        negative, so that it is no task's.
         """
         return f"{self.origin or run_id}/{self.step}" if self.step else ""
 

@@ -21,13 +21,12 @@ from fencepost_server.domain.ops import Decide
 from fencepost_server.domain.rows import Control, Decider, TaskExtra
 from fencepost_server.engine.catalog import Catalog
 from fencepost_server.engine.changes import Ready
-from fencepost_server.engine.context import Rows
 from fencepost_server.engine.deciding import history_event
 from fencepost_server.engine.loops import Loop
 from fencepost_server.engine.operations import Report, ReportKind, WorkerSession
 from fencepost_server.store import tasks
 from fencepost_server.store.connection import Database
-from fencepost_server.store.tasks import Claimed, Want
+from fencepost_server.store.tasks import Claimed, History, Want
 
 Place = tuple[str, str, str, int]
 """namespace, queue, handler, priority."""
@@ -220,12 +219,13 @@ class Dispatcher:
             return
         frames = {slot.session_id: slot.last_frame() for slot in slots}
         try:
-            claimed = await tasks.claim(
+            claimed, histories = await tasks.claim(
                 self._database,
                 demand.namespace,
                 demand.wants,
                 [slot.session_id for slot in slots],
                 self._config.claim_batch_bytes,
+                _histories_wanted,
             )
         except DatabaseUnavailable:
             if self.on_ambiguous is not None:
@@ -239,16 +239,21 @@ class Dispatcher:
                 if self._ready.get(place) == hint:
                     self._unmark(place)
         if claimed:
-            await self._deliver(demand.namespace, claimed, {slot.session_id: slot for slot in slots}, frames)
+            sessions = {slot.session_id: slot for slot in slots}
+            await self._deliver(demand.namespace, claimed, sessions, frames, histories)
 
     async def _deliver(
-        self, namespace: str, claimed: list[Claimed], sessions: dict[str, WorkerSession], frames: dict[str, int]
+        self,
+        namespace: str,
+        claimed: list[Claimed],
+        sessions: dict[str, WorkerSession],
+        frames: dict[str, int],
+        histories: dict[str, History],
     ) -> None:
         """Send what was claimed; what can't be sent goes back."""
         given: dict[str, list[LeasedTask]] = {}
         unsent: list[Claimed | LeasedTask] = []
         try:
-            histories = await self._histories(claimed)
             for task in claimed:
                 graph = await self._catalog.graph(self._database, task.definition_hash)
                 if graph.broken:  # its run is blocked when the task comes back
@@ -265,36 +270,36 @@ class Dispatcher:
         if unsent:
             self.give_back(namespace, unsent)
 
-    async def _histories(self, claimed: list[Claimed]) -> dict[str, tuple[Decider, int, Rows]]:
-        """What DECIDE tasks bring: where the function is, what the session knows already, and what it does not."""
-        deciding: list[tuple[str, Decider, int]] = []
-        for task in claimed:
-            if task.control is None or TaskExtra.from_json(task.extra).kind is not TaskKind.DECIDE:
-                continue
-            decider = Control.from_json(task.control).decider
-            if decider is not None:
-                known = decider.known if decider.session == task.session_id else 0
-                deciding.append((task.run_id, decider, known))
-        if not deciding:
-            return {}
-        pages = await tasks.histories(self._database, [(run_id, known) for run_id, _decider, known in deciding])
-        return {run_id: (decider, known, page) for (run_id, decider, known), page in zip(deciding, pages, strict=True)}
-
     def give_back(self, namespace: str, unsent: Iterable[Claimed | LeasedTask]) -> None:
         """Tasks that were leased but are on no stream become ready again, and get their attempt back."""
         self._report([Report(ReportKind.UNDELIVERED, t.run_id, t.task_id, t.token, namespace) for t in unsent])
 
 
-def _leased(
-    task: Claimed, namespace: str, graph: Graph, frame_id: int, histories: dict[str, tuple[Decider, int, Rows]]
-) -> LeasedTask:
+def _histories_wanted(claimed: Sequence[Claimed]) -> list[tuple[str, int]]:
+    """A DECIDE task comes with what its session does not know."""
+    return [(task.run_id, known) for task in claimed if (known := _known(task)[1]) is not None]
+
+
+def _known(task: Claimed) -> tuple[Decider, int | None]:
+    """Of a DECIDE task, where its function is, and up to which event its session knows the run; of others None."""
+    if task.control is not None and TaskExtra.from_json(task.extra).kind is TaskKind.DECIDE:
+        decider = Control.from_json(task.control).decider
+        if decider is not None:
+            return decider, decider.known if decider.session == task.session_id else 0
+    return Decider(), None
+
+
+def _leased(task: Claimed, namespace: str, graph: Graph, frame_id: int, histories: dict[str, History]) -> LeasedTask:
     extra = TaskExtra.from_json(task.extra)
     node_id = graph.node_id(task.node_index) if extra.plan is None else extra.plan[1]
     decide = None
     if extra.kind is TaskKind.DECIDE and graph.code is not None:
-        decider, known, page = histories[task.run_id]
-        events = tuple(history_event(row) for row in page)
-        last = events[-1].seq if events else known
+        decider, known = _known(task)
+        assert known is not None  # as its history was wanted
+        events = tuple(history_event(row) for row in histories[task.run_id])
+        last = max(
+            task.last_seq, events[-1].seq if events else 0
+        )  # a page may be less than all, or later than the claim
         decide = Decide(events, known, last, decider.advance_no, decider.seen_seq, graph.code.compatibility_id)
     return LeasedTask(
         task.run_id, task.task_id, task.token, namespace, task.workflow_id, task.definition_hash, task.handler,

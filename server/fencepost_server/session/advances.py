@@ -80,7 +80,9 @@ def advanced(item: pb.AdvanceItem, namespace: str, limit: int) -> Report:
         reading.fault("failed_seq", "must be 0 or more")
     if reading.faults:
         raise reading.error()
-    advance = Advance(item.advance_no, item.seen_seq, commands, outcome, output, value, failure, taken, waits, item.failed_seq)
+    advance = Advance(
+        item.advance_no, item.seen_seq, commands, outcome, output, value, failure, taken, waits, item.failed_seq
+    )
     return Report(ReportKind.ADVANCE, *ref, namespace, _digest(item), advance=advance)
 
 

@@ -4,7 +4,7 @@ locked ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -55,53 +55,61 @@ class Claimed:
     undo_output: Payload | None
     control: str | None
     """Of the run, if the task is not a step of a plain sequence."""
+    last_seq: int
+    """Of the run's history."""
+
+
+History = list[tuple[Any, ...]]
+"""Events; columns as the statement history of extra.sql has them."""
+After = Callable[[Sequence[Claimed]], Sequence[tuple[str, int]]]
+"""Of which runs, among those of claimed tasks, the history after a number is wanted."""
 
 
 async def claim(
-    database: Database, namespace: str, wants: Sequence[Want], sessions: Sequence[str], max_bytes: int
-) -> list[Claimed]:
-    """Lease ready tasks, the wants in their order, the n-th task to the n-th of ``sessions``. One round trip.
+    database: Database, namespace: str, wants: Sequence[Want], sessions: Sequence[str], max_bytes: int, after: After
+) -> tuple[list[Claimed], dict[str, History]]:
+    """Lease ready tasks, the wants in their order, the n-th task to the n-th of ``sessions``. One round trip, and one
+    more if ``after`` wants histories: the first page of each, by run.
 
     Takes no more once the inputs of those before come to ``max_bytes``.
     """
     queues, handlers, priorities = columns([(w.queue, w.handler, w.priority) for w in wants], Texts, Texts, Ints)
-    rows = await database.rows(
-        query("task", "claim"),
-        {
-            "namespace": namespace,
-            "queues": queues,
-            "handlers": handlers,
-            "priorities": priorities,
-            "sessions": Uuids(sessions),
-            "limit": len(sessions),
-            "max_bytes": max_bytes,
-        },
-    )
-    return [_claimed(row) for row in rows]
+    params = {
+        "namespace": namespace, "queues": queues, "handlers": handlers, "priorities": priorities,
+        "sessions": Uuids(sessions), "limit": len(sessions), "max_bytes": max_bytes,
+    }  # fmt: skip
+    async with database.transaction() as session:
+        claimed = [_claimed(row) for row in await session.rows(query("task", "claim"), params)]
+        wanted = after(claimed)
+        histories: dict[str, History] = {run_id: [] for run_id, _seq in wanted}
+        if wanted:
+            run_ids, seqs = columns(wanted, Uuids, Ints)
+            for ord_, *row in await session.rows(query("extra", "history"), {"a": run_ids, "b": seqs}):
+                histories[wanted[ord_ - 1][0]].append(tuple(row))
+    return claimed, histories
 
 
 def _claimed(row: tuple[Any, ...]) -> Claimed:
     number = row[19]
     checkpoint = Checkpoint(number, _payload(row[20:23])) if number else None
     undo_output = None if row[18] is None else _payload(row[23:26])
-    values = (*row[:13], bytes(row[13]), row[14], _payload(row[15:18]), row[18], checkpoint, undo_output, row[26])
+    values = (
+        *row[:13],
+        bytes(row[13]),
+        row[14],
+        _payload(row[15:18]),
+        row[18],
+        checkpoint,
+        undo_output,
+        row[26],
+        row[27],
+    )
     return Claimed(*values)
 
 
 def _payload(parts: tuple[Any, ...]) -> Payload:
     json_text, binary, metadata = parts
     return Payload(json_text, None if binary is None else bytes(binary), metadata)
-
-
-async def histories(database: Database, after: Sequence[tuple[str, int]]) -> list[list[tuple[Any, ...]]]:
-    """The first page of the events of code runs after a number each, in the order of ``after``; columns as the
-    statement history of extra.sql has them.
-    """
-    run_ids, seqs = columns(after, Uuids, Ints)
-    found: list[list[tuple[Any, ...]]] = [[] for _ in after]
-    for ord_, *row in await database.rows(query("extra", "history"), {"a": run_ids, "b": seqs}):
-        found[ord_ - 1].append(tuple(row))
-    return found
 
 
 async def blocked_deciders(

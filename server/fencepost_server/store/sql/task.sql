@@ -36,7 +36,7 @@ with want as (
 select c.run_id, c.task_id, c.token, c.lease_session, c.queue, c.handler, c.priority, c.node_index, c.attempt, c.lease_ms,
        c.timeout_ms, c.feedback, r.workflow_id, r.definition_hash, r.user_id, e.payload, e.payload_binary, e.payload_metadata,
        c.extra, c.checkpoint_number, s.payload, s.payload_binary, s.payload_metadata, o.payload, o.payload_binary, o.payload_metadata,
-       case when c.extra is not null then r.control end
+       case when c.extra is not null then r.control end, r.next_seq - 1
 from claimed c
 cross join lateral (select * from run r where r.run_id = c.run_id offset 0) r
 cross join lateral (
