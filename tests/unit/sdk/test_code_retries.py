@@ -305,3 +305,24 @@ def test_a_run_that_was_blocked_while_it_ended_goes_on_to_end() -> None:
     decider.story.cancel()
     decider.story.history.append(run_pb2.Event(seq=decider.story.last_seq + 1, run_retried=run_pb2.RunRetried()))
     assert replayed(flow, decider.story).cancelled
+
+
+def test_what_the_function_did_on_the_failure_counts_as_decided_also_if_it_is_sent_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that the server refuses to retry the run."""
+    monkeypatch.setattr("fencepost.code_run._MAX_COMMANDS", 1)
+    broken = Broken()
+
+    @workflow("w", compatibility_id="1")
+    async def flow(ctx: WorkflowContext) -> None:
+        try:
+            await ctx.run(broken.step("bad"))
+        except StepFailed:
+            first, _ = ctx.run(broken.step("first")), ctx.run(broken.step("second"))
+            await first
+            raise
+
+    decider = decided(flow)
+    assert decider.story.outcome == FAIL
+    assert 2 == decider.last.failed_seq <= decider.story.seen_seq

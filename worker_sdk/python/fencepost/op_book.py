@@ -70,6 +70,8 @@ class OpBook:
         self.ended_waits: list[int] = []
         self.marks: set[str] = set()
         """The patches that the history has."""
+        self.asked_at = 0
+        """The last event that the function had been fed when it asked for an op last."""
         self._patches: dict[str, bool] = {}
         self._last = 0
 
@@ -85,7 +87,8 @@ class OpBook:
         if self.finished or (self.ending is not None and not shielded):
             return None
         self._last = number = self._last + 1
-        op = Op(number, kind, name, self.seq, shielded)
+        self.asked_at = seq = self.seq
+        op = Op(number, kind, name, seq, shielded)
         self.ops[number] = op
         return op
 
