@@ -10,7 +10,7 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from fencepost import AsyncClient, StepContext, Worker, WorkflowContext, step, workflow
+from fencepost import AsyncClient, RunState, StepContext, Worker, WorkflowContext, step, workflow
 from fencepost.v1 import run_service_pb2
 from fencepost.v1.payload_pb2 import Payload
 from tests.fixtures.api import Api
@@ -42,6 +42,31 @@ async def test_commands_that_fit_no_frame_go_out_in_parts(server: InProcessServe
     async with running(worker), AsyncClient(server.grpc_address) as client:
         handle = await client.start_run("large")
         assert await handle.result(timeout=60) == [BIG] * 20
+
+
+async def test_a_history_that_fits_no_frame_is_read_in_pages(server: InProcessServer) -> None:
+    def plus(value: int) -> int:
+        return value + 1
+
+    @workflow("long", compatibility_id="1")
+    async def long(ctx: WorkflowContext) -> list[int]:
+        texts = [await ctx.run(repeated, letter) for letter in "abcdefghijkl"]
+        numbers = await asyncio.gather(*(ctx.run(plus, number) for number in range(2500)))
+        return [len("".join(texts)), sum(numbers), await ctx.signal("end", type=int)]
+
+    async with AsyncClient(server.grpc_address) as client:
+        async with running(Worker(server.grpc_address, workflows=[long])) as (run,):
+            handle = await client.start_run("long")
+
+            async def waits() -> bool:
+                return (await handle.get()).state is RunState.WAITING
+
+            await eventually(waits)
+            assert run.worker.stats().released == 0
+        await handle.signal("end", 7)
+        async with running(Worker(server.grpc_address, workflows=[long])) as (run,):
+            assert await handle.result(timeout=60) == [12 * BIG, sum(range(2501)), 7]
+            assert run.worker.stats().advanced == 1
 
 
 @workflow("asked", compatibility_id="1")
