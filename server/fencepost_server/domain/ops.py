@@ -25,7 +25,7 @@ class ScheduleStep:
     options: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: as of model.LeasedTask, one is made for each step
 class LocalStep:
     """A step that ran in the worker has ended: with an output, or with a failure. ``input``: for its undo."""
 
@@ -104,7 +104,7 @@ class AdvanceOutcome(IntEnum):
     BLOCK = 6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: as of model.LeasedTask, one is made for each step
 class Advance:
     """What the function has decided on the events up to ``seen_seq``. ``value``: the output, parsed, for its schema."""
 
@@ -132,7 +132,7 @@ class Advance:
         return size
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: as of model.LeasedTask, one is made for each step
 class HistoryEvent:
     """An event of a code run on its way to a worker. ``detail``: JSON text, as stored."""
 
@@ -151,7 +151,7 @@ class HistoryEvent:
         return 64 + (0 if self.payload is None else self.payload.size) + len(self.detail or "")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: as of model.LeasedTask, one is made for each step
 class AdvanceAnswer:
     """What a worker is told of an Advance that was accepted; see AdvanceResult of the contract."""
 

@@ -291,7 +291,7 @@ async def _give_back(ctx: RunContext, report: Report, task: TaskRow, extra: Task
 def park(ctx: RunContext, report: Report, task: TaskRow, failure: Failure) -> Answer:
     """Nobody could even begin it: the step is not to blame, so the run waits for a person instead of failing."""
     plan = TaskExtra.from_json(task.extra).plan
-    node_id = ctx.graph.node_id(task.node_index) if plan is None else ctx.node(0, plan).id
+    node_id = ctx.graph.node_id(task.node_index) if plan is None else "" if plan[0] == "decide" else plan[1]
     failure = Failure(failure.kind, failure.code, failure.message, None, node_id, task.attempt)
     task.operational_failures += 1
     task.last_failure = ctx.run.failure = failure.to_json()

@@ -143,7 +143,8 @@ class RunServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WaitRun(self, request, context):
-        """Waits until a run has ended, or the timeout has passed; a run that has ended is answered at once. Errors:
+        """Waits until a run has ended, or the timeout has passed; a run that has ended is answered at once. Of one that has continued as
+        new the last run of its chain is waited for and told; SignalRun, CancelRun and the like reach that one too. Errors:
         INVALID_REQUEST, RUN_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -47,7 +47,8 @@ class RunServiceStub:
     ListRuns: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.ListRunsRequest, _run_service_pb2.ListRunsResponse]
     """Lists runs, newest first. Errors: INVALID_REQUEST, INVALID_PAGE_TOKEN."""
     WaitRun: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.WaitRunRequest, _run_service_pb2.WaitRunResponse]
-    """Waits until a run has ended, or the timeout has passed; a run that has ended is answered at once. Errors:
+    """Waits until a run has ended, or the timeout has passed; a run that has ended is answered at once. Of one that has continued as
+    new the last run of its chain is waited for and told; SignalRun, CancelRun and the like reach that one too. Errors:
     INVALID_REQUEST, RUN_NOT_FOUND.
     """
     WatchRun: _grpc.UnaryStreamMultiCallable[_run_service_pb2.WatchRunRequest, _run_service_pb2.WatchRunResponse]
@@ -100,7 +101,8 @@ class RunServiceAsyncStub(RunServiceStub):
     ListRuns: _aio.UnaryUnaryMultiCallable[_run_service_pb2.ListRunsRequest, _run_service_pb2.ListRunsResponse]  # type: ignore[assignment]
     """Lists runs, newest first. Errors: INVALID_REQUEST, INVALID_PAGE_TOKEN."""
     WaitRun: _aio.UnaryUnaryMultiCallable[_run_service_pb2.WaitRunRequest, _run_service_pb2.WaitRunResponse]  # type: ignore[assignment]
-    """Waits until a run has ended, or the timeout has passed; a run that has ended is answered at once. Errors:
+    """Waits until a run has ended, or the timeout has passed; a run that has ended is answered at once. Of one that has continued as
+    new the last run of its chain is waited for and told; SignalRun, CancelRun and the like reach that one too. Errors:
     INVALID_REQUEST, RUN_NOT_FOUND.
     """
     WatchRun: _aio.UnaryStreamMultiCallable[_run_service_pb2.WatchRunRequest, _run_service_pb2.WatchRunResponse]  # type: ignore[assignment]
@@ -180,7 +182,8 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _run_service_pb2.WaitRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_run_service_pb2.WaitRunResponse, _abc.Awaitable[_run_service_pb2.WaitRunResponse]]:
-        """Waits until a run has ended, or the timeout has passed; a run that has ended is answered at once. Errors:
+        """Waits until a run has ended, or the timeout has passed; a run that has ended is answered at once. Of one that has continued as
+        new the last run of its chain is waited for and told; SignalRun, CancelRun and the like reach that one too. Errors:
         INVALID_REQUEST, RUN_NOT_FOUND.
         """
 

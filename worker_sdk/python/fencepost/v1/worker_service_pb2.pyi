@@ -936,7 +936,7 @@ class AdvanceItem(_message.Message):
 
     @_builtins.property
     def commands(self) -> _containers.RepeatedCompositeFieldContainer[Global___Command]:
-        """What it wants done, in order."""
+        """What it wants done, in order; at most 10,000."""
 
     @_builtins.property
     def output(self) -> _payload_pb2.Payload:
