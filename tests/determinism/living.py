@@ -103,8 +103,8 @@ class Life:
             rng = Random(program.seed)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._signals(handle, program, rng))
-                if program.seed % 5 == 0:
-                    group.create_task(self._cancel(handle, rng.randint(2, 60)))
+                if program.seed % 4 == 0:
+                    group.create_task(self._cancel(handle, rng.randint(2, 40)))
                 await handle.wait(_ENDS)
             self._ended += 1
             return program, handle.run_id

@@ -58,6 +58,8 @@ class Expected:
         self._draws: dict[int, float] = {}
         self.begun: dict[int, tuple[float, int]] = {}
         """By site: the event at which it was asked for, and what it was given."""
+        self.patched: set[str] = set()
+        """Patches that were asked for."""
         self.clean_ups: set[int] = set()
         """Sites of clean-up that was asked for after the run was about to end."""
         tree = program.trees[facts.input["part"]]
@@ -69,7 +71,7 @@ class Expected:
         self.out, self.sum = self._run(tree, carry)
 
     def _run(self, tree: Node, carry: int) -> tuple[Out, int]:
-        self.begun, self._draws, self.clean_ups = {}, {}, set()
+        self.begun, self._draws, self.clean_ups, self.patched = {}, {}, set(), set()
         out = self._node(tree, 1, (), carry)
         return out, fold(carry, out.value)
 
@@ -102,10 +104,13 @@ class Expected:
 
     def _leaf(self, node: Node, start: float, cancels: Cancels, last: int, *, shielded: bool) -> Out:
         """A wait for something durable."""
+        if node.kind == "patch":
+            # That is no wait: nothing keeps a run that is about to end from it.
+            self.patched.add(f"p{node.site}")
         ending = NEVER if shielded else self._ending
         if start >= ending:
             return Out("cancelled", start)
-        if start > self._ending and shielded:
+        if start >= self._ending and shielded:
             self.clean_ups.add(node.site)
         self.begun[node.site] = (start, last)
         ended = self._ended(node, start)
@@ -199,8 +204,8 @@ class Expected:
     def _first(self, start: float, cancels: Cancels) -> float:
         return min((cancel for cancel in cancels if cancel > start), default=NEVER)
 
-    def _found(self) -> tuple[dict[int, tuple[float, int]], dict[int, float], set[int]]:
-        return dict(self.begun), dict(self._draws), set(self.clean_ups)
+    def _found(self) -> tuple[dict[int, tuple[float, int]], dict[int, float], set[int], set[str]]:
+        return dict(self.begun), dict(self._draws), set(self.clean_ups), set(self.patched)
 
     def _branches(self, node: Node, start: float, cancel: float, last: int, *, caught: bool) -> list[Out]:
         play = self._caught if caught else self._node
@@ -216,7 +221,7 @@ class Expected:
         if failed is not None:
             over = failed.at
         if self._is_cancelled(cancel, over):
-            self.begun, self._draws, self.clean_ups = before
+            self.begun, self._draws, self.clean_ups, self.patched = before
             self._branches(node, start, cancel, last, caught=node.kind == "results")
             return Out("cancelled", max(start, min(cancel, self._ending)))
         if failed is not None:
@@ -235,7 +240,7 @@ class Expected:
             return Out("cancelled", max(start, min(cancel, self._ending)))
         if failed is not None:
             # The others are cancelled where they stand.
-            self.begun, self._draws, self.clean_ups = before
+            self.begun, self._draws, self.clean_ups, self.patched = before
             self._branches(node, start, failed.at + _SOON, last, caught=False)
             return Out("value", failed.at, ["group", failed.value])
         return OPEN if over == NEVER else Out("value", over, [end.value for end in ends])
@@ -250,7 +255,7 @@ class Expected:
             return Out("cancelled", max(start, min(cancel, self._ending)))
         if over == NEVER:
             return OPEN
-        self.begun, self._draws, self.clean_ups = before
+        self.begun, self._draws, self.clean_ups, self.patched = before
         self._branches(node, start, over + _SOON, last, caught=True)
         return Out("value", over, [first, ends[first].value])
 

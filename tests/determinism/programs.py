@@ -82,6 +82,9 @@ def program_of(seed: int) -> Program:
     rng = Random(seed)
     maker = _Maker(rng)
     trees = [maker.tree() for _ in range(rng.choice((1, 1, 1, 2, 3)))]
+    for number, tree in enumerate(trees):
+        if rng.randrange(3) == 0:
+            trees[number] = maker.made("clean_up", parts=(tree, maker.made("local")))
     if rng.randrange(5) == 0:
         # Nobody catches what its last step raises.
         trees[-1] = maker.made("seq", parts=(trees[-1], maker.made("local", mode="fail")))
