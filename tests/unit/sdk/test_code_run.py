@@ -12,6 +12,7 @@ import pytest
 
 from fencepost import (
     CorrectiveError,
+    StepFailed,
     WorkflowContext,
     step,
     workflow,
@@ -364,3 +365,23 @@ def test_a_decision_is_an_item_but_for_its_task() -> None:
     assert (item.advance_no, item.seen_seq, item.outcome) == (1, 1, FAIL)
     assert item.failure.feedback.json == "[1]"
     assert decision.size >= item.ByteSize()
+
+
+@pytest.mark.parametrize(("told", "attempts"), [((3, 2, 0), 3), ((1, 0, 0), 1), ((0, 2, 1), 3)])
+def test_a_failed_step_tells_how_often_it_was_tried(told: tuple[int, int, int], attempts: int) -> None:
+    """A failure that is permanent is in no counter; a server of older days told nothing but the counters."""
+
+    @workflow("w", compatibility_id="1")
+    async def flow(ctx: WorkflowContext) -> int:
+        try:
+            await ctx.call("a")
+        except StepFailed as error:
+            return error.attempts
+        return -1
+
+    decider = decided(flow)
+    decider.story.fail(2, "BAD")
+    failed = decider.story.history[-1].step_failed
+    failed.failure.attempt, failed.operational_failures, failed.corrective_failures = told
+    decider.go()
+    assert output_of(decider) == attempts

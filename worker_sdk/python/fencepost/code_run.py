@@ -206,8 +206,8 @@ class CodeRun:
             return None
         unsent, commands = self._fitting()
         if self._fails:
-            # What is recorded yet was asked for before: if the run is retried, what came then is decided on anew. Unless
-            # the function has acted on the failure that it ended with: then it can't be retried.
+            # What is recorded yet was asked for before: if the run is retried, what came then is decided on anew.
+            # Unless the function has acted on the failure that it ended with: then it can't be retried.
             book.unsent = dict(list(book.unsent.items())[len(unsent) :])
             acted = 0 < self._failed_seq <= book.asked_at
             seen = book.seq if ends or acted else book.seen_seq

@@ -19,7 +19,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from fencepost.advances import Answered, Asked, Behind, Given, Lost, News, Pushed, Refused, Repeated
 from fencepost.code_run import CodeRun
@@ -57,11 +57,12 @@ _ENDS = frozenset({pb.ADVANCE_OUTCOME_COMPLETE, pb.ADVANCE_OUTCOME_FAIL, pb.ADVA
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How a decider works. Times in seconds."""
+    """How a decider works. Times in seconds. ``on_input_change`` is for `CodeRun`."""
 
     slots: int
     cache: int
     deadlock: float
+    on_input_change: Literal["warn", "block"] = "warn"
 
 
 Said: TypeAlias = "tuple[DecideLease, pb.AdvanceItem | Failed | Released] | Reading | Answer"
@@ -82,6 +83,7 @@ class Decider:
         deliver: Callable[[], object],
     ) -> None:
         self.watchdog = Watchdog(limits.deadlock)
+        self._limits = limits
         self._workflows = workflows
         self._users_loop = users_loop
         self._session_loop = session_loop
@@ -210,6 +212,7 @@ class Decider:
                 advance_no=lease.advance_no,
                 user_id=lease.user_id,
                 fencing_token=lease.token,
+                on_input_change=self._limits.on_input_change,
                 max_payload_bytes=lease.max_payload_bytes,
             )
             entry = RunEntry(lease.run_id, run)

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import grpc
 
@@ -52,6 +52,7 @@ class Settings:
     workflow_slots: int
     workflow_cache: int
     deadlock_timeout: float
+    on_input_change: Literal["warn", "block"]
     drain_timeout: float
     cancel_after_lease: float | None
     decider: type[Decider] = Decider
@@ -82,7 +83,9 @@ class Runtime:
         self._decider: Decider | None = None
         self._pages: HistoryPages | None = None
         if identity.workflows:
-            limits = Limits(settings.workflow_slots, settings.workflow_cache, settings.deadlock_timeout)
+            limits = Limits(
+                settings.workflow_slots, settings.workflow_cache, settings.deadlock_timeout, settings.on_input_change
+            )
             self._decider = settings.decider(
                 identity.workflows, users_loop, asyncio.get_running_loop(), limits, self._deliver_decisions
             )

@@ -161,7 +161,7 @@ class Step(Generic[P, R]):
 
     def encode_input(self, value: object) -> Value:
         """What a workflow gives the handler, as a payload. Raises NotEncodable."""
-        return encode(value, declared=bool(self._codecs) and self._codecs[0].declares)
+        return encode(value, declared=self._codecs[0].declares if self._codecs else False)
 
     def bind(self, lease: Lease) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """The arguments for one attempt. Raises NotDecodable."""

@@ -20,10 +20,11 @@ import types
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fencepost.channel import Targets
 from fencepost.decider import Decider
+from fencepost.deterministic import escapes
 from fencepost.identity import Identity, WorkflowKey
 from fencepost.ledger import Counters
 from fencepost.runtime import Runtime, Settings
@@ -68,7 +69,9 @@ class Worker:
     a time. ``workflows`` are made with `fencepost.workflow`, and are registered with the server at the start; at most
     ``workflow_slots`` of their runs are at work at a time, and about ``workflow_cache`` are kept in memory, where
     they wait for their next event. A workflow that does not come to a wait within ``deadlock_timeout`` seconds is
-    interrupted.
+    interrupted. ``on_input_change`` says what becomes of a run whose code gives a step or a child another input at a
+    replay than its history has: with "warn" that is logged and the run goes on with what is recorded, with "block" it
+    is BLOCKED until a worker comes whose code fits.
     ``drain_timeout`` is how long, in seconds, a stopped worker lets steps finish before it cuts them off.
     ``cancel_after_lease`` cancels a step when its lease could not be renewed for that many seconds after its
     end; by default a step goes on while no server can be heard, because the server, when it is back, decides
@@ -85,6 +88,7 @@ class Worker:
         workflow_slots: int = 200,
         workflow_cache: int = 1000,
         deadlock_timeout: float = 2.0,
+        on_input_change: Literal["warn", "block"] = "warn",
         namespace: str = "default",
         name: str | None = None,
         drain_timeout: float = 30.0,
@@ -100,6 +104,8 @@ class Worker:
             raise ValueError(f"workflow_cache must not be negative: {workflow_cache}")
         if deadlock_timeout <= 0:
             raise ValueError(f"deadlock_timeout must be positive: {deadlock_timeout}")
+        if on_input_change not in ("warn", "block"):
+            raise ValueError(f"on_input_change is 'warn' or 'block', not {on_input_change!r}")
         if drain_timeout < 0:
             raise ValueError(f"drain_timeout must not be negative: {drain_timeout}")
         self._targets = Targets(target)
@@ -109,6 +115,7 @@ class Worker:
         self._workflow_slots = workflow_slots
         self._workflow_cache = workflow_cache
         self._deadlock_timeout = deadlock_timeout
+        self._on_input_change: Literal["warn", "block"] = on_input_change
         self._namespace = namespace
         self._name = name or f"{socket.gethostname()}-{os.getpid()}"[:MAX_WORKER_NAME]
         self._drain_timeout = drain_timeout
@@ -224,6 +231,13 @@ class Worker:
             handler.prepare()
         for workflow in self._workflows.values():
             workflow.prepare()
+            for escape in escapes(workflow.function):
+                # A guess from the code alone, so no reason to refuse it.
+                logger.warning(
+                    "workflow %s: %s (no guard sees this, and a replay gets another value)",
+                    workflow.workflow_id,
+                    escape,
+                )
         with self._lock:
             if self._running:
                 raise RuntimeError("this worker runs already")
@@ -253,6 +267,7 @@ class Worker:
             workflow_slots=self._workflow_slots,
             workflow_cache=self._workflow_cache,
             deadlock_timeout=self._deadlock_timeout,
+            on_input_change=self._on_input_change,
             drain_timeout=self._drain_timeout,
             cancel_after_lease=self._cancel_after_lease,
             decider=self._decider,

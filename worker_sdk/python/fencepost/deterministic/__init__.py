@@ -10,6 +10,7 @@ from fencepost.deterministic.gathering import gather
 from fencepost.deterministic.guard import guarded, unguarded
 from fencepost.deterministic.loop import DeterministicLoop
 from fencepost.deterministic.refusals import Evicted, NonDeterministic
+from fencepost.deterministic.refused import escapes
 from fencepost.deterministic.structured import TaskGroup, wait_for
 from fencepost.deterministic.timers import Host
 from fencepost.deterministic.waiting import as_completed, wait
@@ -21,6 +22,7 @@ __all__ = [
     "NonDeterministic",
     "TaskGroup",
     "as_completed",
+    "escapes",
     "gather",
     "guarded",
     "unguarded",
