@@ -69,7 +69,7 @@ class RunQueries:
         self._waiting: dict[str, asyncio.Future[Reply]] = {}
         self._serving: set[asyncio.Task[None]] = set()
         self.loop = Loop("queries", self.run_once)
-        streams.on_decider = self.loop.wake
+        streams.on_decider = engine.listener.on_asked = self.loop.wake
 
     async def stop(self) -> None:
         """End at once: whoever waits for an answer of this server asks another one."""
@@ -155,6 +155,7 @@ class RunQueries:
         self._waiting[question.query_id] = replied
         try:
             await mailbox.post(self._engine.reads, self._engine.server_id, code.handler, question)
+            self._engine.notifier.ask()
             self.loop.wake()
             reply = await replied
         finally:

@@ -37,7 +37,7 @@ from fencepost_server.engine.operations import MessageKind, Report
 from fencepost_server.store.extras import Need
 
 Rows = list[tuple[Any, ...]]
-_INPUTS = frozenset(
+INPUTS = frozenset(
     (EventType.STEP_COMPLETED, EventType.STEP_FAILED, EventType.TIMER_FIRED, EventType.SIGNAL_RECEIVED,
      EventType.CHILD_ENDED, EventType.RUN_ENDING)
 )  # fmt: skip
@@ -394,7 +394,7 @@ class RunContext:
              metadata, text)
         )  # fmt: skip
         self.recent.append(HistoryEvent(seq, kind, at, task_id, token, attempt, payload, text))
-        if kind in _INPUTS:
+        if kind in INPUTS:
             self.inputs = True
         self.touch()
         return seq

@@ -25,7 +25,7 @@ from fencepost_server.engine.dispatch import Dispatcher
 from fencepost_server.engine.firing import Firing
 from fencepost_server.engine.leases import Adopted, Closer, Renewer, Sweeper
 from fencepost_server.engine.loops import Loop
-from fencepost_server.engine.notify import Listener, Notifier, Stop
+from fencepost_server.engine.notify import Listener, News, Notifier, Stop
 from fencepost_server.engine.offers import Offers
 from fencepost_server.engine.operations import (
     Command,
@@ -77,7 +77,7 @@ class Engine:
         self.outbox = Outbox(config, self.database, self._spread)
         self.notifier = Notifier(config, self.database, self.server_id)
         self.firing = Firing(config, self.database, self.start_run, self.submit)
-        self.listener = Listener(config, self.server_id, self.dispatcher.hint, self._ended, self._stop)
+        self.listener = Listener(config, self.server_id, self.dispatcher.hint, self._ended, self._stop, self._news)
         self.offers = Offers(self.database, self.submit)
         self.dispatcher.on_decider = self.offers.came
         self.dispatcher.on_decider_gone = self.offers.gone
@@ -243,9 +243,12 @@ class Engine:
         stops: list[Stop] = [(*revoked, None) for revoked in changes.revoked]
         stops += changes.cancelled
         elsewhere = [stop for stop in stops if not self._stop(stop)]
+        news: list[News] = []
         for session_id, run_id, task_id, token, after_seq, events in changes.pushed:
             if (holder := self.dispatcher.session(session_id)) is not None:
                 holder.push_events((run_id, task_id, token), after_seq, events)
+            else:
+                news.append((session_id, run_id, task_id, token, after_seq, after_seq + len(events)))
         if changes.ready:
             self.dispatcher.hint(changes.ready)
         elif changes.reports:
@@ -257,7 +260,7 @@ class Engine:
         self.watches.changed(changes.changed)
         self.blocked.add(changes.blocked)
         self._ended(changes.ended)
-        self.notifier.add(changes.ready, changes.ended, elsewhere)
+        self.notifier.add(changes.ready, changes.ended, elsewhere, news)
 
     def _stop(self, stop: Stop) -> bool:
         """Tell the holder of a lease that it has ended, or is about to. False if it is not connected here."""
@@ -270,6 +273,12 @@ class Engine:
         else:
             holder.cancel((run_id, task_id, token), reason, remaining)
         return True
+
+    def _news(self, news: News) -> None:
+        """Another server has events for a run that a worker of this one holds: it is told of them, and reads them."""
+        session_id, run_id, task_id, token, after_seq, last_seq = news
+        if (holder := self.dispatcher.session(session_id)) is not None:
+            holder.push_events((run_id, task_id, token), after_seq, (), last_seq)
 
     def _ended(self, run_ids: Sequence[str]) -> None:
         """Runs have ended, here or at another server."""

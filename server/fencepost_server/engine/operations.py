@@ -93,8 +93,12 @@ class WorkerSession(Protocol):
     def knows(self, ref: tuple[str, int, int]) -> bool:
         """Whether the lease is on its stream, or on its way there."""
 
-    def push_events(self, ref: tuple[str, int, int], after_seq: int, events: Sequence[HistoryEvent]) -> None:
-        """New events of a code run that this session holds, from ``after_seq`` on, without gaps."""
+    def push_events(
+        self, ref: tuple[str, int, int], after_seq: int, events: Sequence[HistoryEvent], last_seq: int = 0
+    ) -> None:
+        """New events of a code run that this session holds, from ``after_seq`` on, without gaps. ``last_seq``: of those
+        that are not here.
+        """
 
 
 @dataclass(slots=True, eq=False)

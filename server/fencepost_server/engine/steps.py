@@ -30,7 +30,7 @@ from fencepost_server.domain.model import (
 from fencepost_server.domain.retry import decide
 from fencepost_server.domain.rows import PLAIN, TOP, Place, TaskExtra
 from fencepost_server.domain.violation import Violation
-from fencepost_server.engine import deciding, ending, offering, undoing
+from fencepost_server.engine import advancing, deciding, ending, offering, undoing
 from fencepost_server.engine.context import RunContext, Value, failure_json
 from fencepost_server.engine.operations import ALREADY_DONE, LEASE_LOST, OK, Answer, Report, ReportKind
 
@@ -63,7 +63,7 @@ def start_timeouts(ctx: RunContext, node: GraphNode, task_id: int, place: Place)
 
 async def report(ctx: RunContext, report: Report) -> Answer:
     """One report by a worker or a loop, answered."""
-    if report.kind is ReportKind.ADVANCE and (repeated := deciding.repeated(ctx, report)) is not None:
+    if report.kind is ReportKind.ADVANCE and (repeated := advancing.repeated(ctx, report)) is not None:
         return repeated
     task = ctx.tasks.get(report.task_id)
     if task is None:

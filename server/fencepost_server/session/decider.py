@@ -79,6 +79,6 @@ class Decider:
         """As the session's."""
         return self._session.knows(ref)
 
-    def push_events(self, ref: Ref, after_seq: int, events: Sequence[HistoryEvent]) -> None:
+    def push_events(self, ref: Ref, after_seq: int, events: Sequence[HistoryEvent], last_seq: int = 0) -> None:
         """As the session's."""
-        self._session.push_events(ref, after_seq, events)
+        self._session.push_events(ref, after_seq, events, last_seq)

@@ -195,9 +195,11 @@ def _event_size(event: HistoryEvent) -> int:
     return size
 
 
-def events_message(ref: Ref, after_seq: int, events: Sequence[HistoryEvent], room: int) -> pb.SessionResponse:
-    """New events of a run for the worker that holds it, as many as fit."""
-    last_seq = events[-1].seq if events else after_seq
+def events_message(
+    ref: Ref, after_seq: int, events: Sequence[HistoryEvent], room: int, last_seq: int = 0
+) -> pb.SessionResponse:
+    """New events of a run for the worker that holds it, as many as fit. ``last_seq``: of those that are not here."""
+    last_seq = max(last_seq, events[-1].seq if events else after_seq)
     some, _ = fitting(events, room - _RESULT_OVERHEAD)
     told = pb.RunEvents(
         task=pb.TaskRef(run_id=ref[0], task_id=ref[1], fencing_token=ref[2]),

@@ -204,10 +204,10 @@ class Session:
                 self.outbox.push_cancel(task, cancel)
                 self._check_reader()
 
-    def push_events(self, ref: Ref, after_seq: int, events: Sequence[HistoryEvent]) -> None:
+    def push_events(self, ref: Ref, after_seq: int, events: Sequence[HistoryEvent], last_seq: int = 0) -> None:
         """New events of a code run that this session holds: as many as fit into a frame."""
-        if self.knows(ref) and self._open and events:
-            frame = events_message(ref, after_seq, events, self._max_frame_bytes)
+        if self.knows(ref) and self._open and (events or last_seq):
+            frame = events_message(ref, after_seq, events, self._max_frame_bytes, last_seq)
             if self._untold(ref):
                 self.outbox.push_behind(frame.SerializeToString())
             else:
