@@ -17,6 +17,7 @@ from typing import Any
 from fencepost import AsyncClient, AsyncRunHandle, IllegalTransition
 from fencepost.v1 import run_pb2
 from tests.determinism.programs import Program, program_of
+from tests.faults.scene import count, until_count
 from tests.fixtures.api import Api
 from tests.fixtures.processes import Process
 from tests.fixtures.servers import ServerProcess
@@ -24,7 +25,7 @@ from tests.fixtures.waiting import eventually
 
 QUICK: dict[str, Any] = {"heartbeat_interval": 0.5, "ping_interval": 0.5, "disconnect_grace": 0.5, "poll_interval": 0.1}
 CACHES = ("2", "replay", "1000")
-_ENDS = 180.0
+_ENDS = 90.0
 _PAUSE = 0.05
 
 
@@ -44,6 +45,7 @@ class Life:
     """What programs live through. ``start_worker(address, cache)`` starts a process."""
 
     server: ServerProcess
+    dsn: str
     start_worker: Callable[[str, str], Process]
     rng: Random
     kills: dict[str, int] = field(default_factory=lambda: {"worker": 0, "server": 0})
@@ -86,8 +88,11 @@ class Life:
             if (wanted // every) % 4 == 2:
                 self.kills["server"] += 1
                 self.server.kill()
+                sessions = await count(self.dsn, "session")
                 self.server.start()
                 await asyncio.to_thread(self.server.wait_serving)
+                # Nobody notices the end of a worker that goes before it is back: what it had is its own for a minute.
+                await until_count(self.dsn, "session", sessions + len(self._workers), more=True)
             else:
                 self.kills["worker"] += 1
                 self._workers.pop(self.rng.randrange(len(self._workers))).kill()
@@ -105,7 +110,10 @@ class Life:
                 group.create_task(self._signals(handle, program, rng))
                 if program.seed % 4 == 0:
                     group.create_task(self._cancel(handle, rng.randint(2, 40)))
-                await handle.wait(_ENDS)
+                try:
+                    await handle.wait(_ENDS)
+                except TimeoutError:
+                    raise AssertionError(f"{program.seed} stands still: {await _standing(handle)}") from None
             self._ended += 1
             return program, handle.run_id
 
@@ -127,7 +135,7 @@ class Life:
                 break
             await asyncio.sleep(_PAUSE)
         with contextlib.suppress(IllegalTransition):  # it has ended
-            await handle.cancel("by chance")
+            await handle.cancel("by chance", grace=10 * _ENDS)
 
     async def _read(self, api: Api, program: Program, run_id: str) -> list[Lived]:
         """The chain of runs that a program went through, once its undo work is done, too."""
@@ -141,3 +149,9 @@ class Life:
             chain.append(Lived(program, run, events, {child: await api.history(child) for child in there}))
             run_id = run.next_run_id
         return chain
+
+
+async def _standing(handle: AsyncRunHandle) -> str:
+    """How a run stands, for whoever looks into why it does not go on."""
+    events = [str(event) async for event in handle.history()]
+    return f"{await handle.get()} {events}"

@@ -41,7 +41,7 @@ async def test_runs_that_outlive_workers_and_servers_end_as_their_histories_say_
     def start_worker(address: str, cache: str) -> Process:
         return python_process("-m", "tests.determinism.worker_program", address, cache)
 
-    life = Life(server_process(dsn, **QUICK), start_worker, Random(FIRST))
+    life = Life(server_process(dsn, **QUICK), dsn, start_worker, Random(FIRST))
     chains = await life.live(range(FIRST, FIRST + PROGRAMS))
     lived = [each for chain in chains for each in chain]
     keep(tmp_path, lived)
