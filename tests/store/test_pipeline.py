@@ -74,3 +74,19 @@ async def test_a_transaction_writes_once_for_each_sync_and_once_for_its_end(
             assert counted.writes - before == 2
     finally:
         await connection.close()
+
+
+async def test_a_transaction_that_is_more_than_the_socket_takes_at_once_goes_through(dsn: str) -> None:
+    """A batch has up to 16 MiB of payloads: once, what the socket did not take at once was sent by nobody."""
+    config = Config(dsn=dsn)
+    connection = await connect(config)
+    try:
+        async with transaction(connection, config) as session:
+            cursors = [
+                await session.send(b"select length(%(text)s::text)", {"text": "x" * 1_000_000}) for _ in range(24)
+            ]
+            await session.sync()
+            assert [await cursor.fetchall() for cursor in cursors] == [[(1_000_000,)]] * 24
+            await session.send(b"select length(%(text)s::text)", {"text": "x" * 24_000_000})  # with the commit
+    finally:
+        await connection.close()

@@ -2,8 +2,8 @@
 
 psycopg's own writes each statement to the socket as it is queued, and asks the socket before and after: with some eight
 short statements a transaction that is more work than the statements. What differs is when, not what: results,
-prepared statements and errors are psycopg's. It rests on names of psycopg that are not public, so the version is
-pinned, and tests/store/test_pipeline.py counts the writes.
+prepared statements and errors are psycopg's. It rests on names of psycopg that are not public, so
+server/pyproject.toml allows no other minor version, and tests/store/test_pipeline.py counts the writes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from psycopg.generators import send
 
 if TYPE_CHECKING:
     from psycopg.abc import PQGen
@@ -27,9 +28,10 @@ class Gathering(psycopg.AsyncPipeline):
         if not self._sending:
             return
         queue = self.command_queue
-        while len(queue) > 1:  # into libpq's buffer; the last one goes the usual way, and takes them along
-            queue.popleft()()
-        yield from super()._communicate_gen()
+        while queue:
+            queue.popleft()()  # into libpq's buffer
+        # To the last byte, reading meanwhile: who fetches results waits for the server, which waits for what is left.
+        yield from send(self.pgconn)
 
     def _sync_gen(self) -> PQGen[None]:
         self._sending = True
