@@ -23,13 +23,11 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-
-import grpc
-import psycopg
 
 import fencepost
 from fencepost import (
@@ -37,7 +35,6 @@ from fencepost import (
     Retry,
     Step,
     StepContext,
-    StepFailed,
     UndoPolicy,
     Worker,
     Workflow,
@@ -47,10 +44,12 @@ from fencepost import (
     workflow,
 )
 from fencepost.testing.always_replaying import AlwaysReplaying
+from tests.faults.code_errors import broken
 from tests.faults.sink import Sink
 
 SOON = Retry(max_attempts=3, initial_delay=0.01, jitter=0)
 CHAIN_AFTER = 100
+LOCAL_ROUNDS = 15
 
 
 class World:
@@ -111,9 +110,9 @@ async def held(ctx: WorkflowContext, gates: list[str]) -> list[str]:
 
 @workflow("deployed", compatibility_id="1")
 async def deployed(ctx: WorkflowContext, rounds: int) -> int:
-    """Local and remote steps behind gates, by turns, with a step between that brings the run on."""
+    """Steps behind gates, the first ones local, the others remote, with a step between that brings the run on."""
     for number in range(rounds):
-        if number % 2:
+        if number >= LOCAL_ROUNDS:
             await ctx.call(hold_remote, f"round-{number}", retry=SOON)
         else:
             await ctx.run(hold, f"round-{number}", retry=SOON)
@@ -368,94 +367,50 @@ async def meeting(ctx: WorkflowContext, rounds: int) -> list[str]:
 
 # Tasks that nothing but their loop refers to (row 15).
 
+weakly_known: weakref.WeakSet[asyncio.Future[None]] = weakref.WeakSet()
+
+
+async def be_woken(known: weakref.WeakSet[asyncio.Future[None]]) -> None:
+    """Wait for what only this task refers to, and only weakly whoever is going to wake it."""
+    woken = asyncio.get_running_loop().create_future()
+    known.add(woken)
+    await woken
+
+
+def wake(known: weakref.WeakSet[asyncio.Future[None]]) -> None:
+    for woken in list(known):
+        if not woken.done():
+            woken.set_result(None)
+
+
+async def wait_weakly(value: int) -> int:
+    asyncio.get_running_loop().call_later(0.1, wake, weakly_known)
+    await be_woken(weakly_known)
+    return value + 1
+
 
 @workflow("busy", compatibility_id="1")
 async def busy(ctx: WorkflowContext, n: int) -> list[int]:
     results: asyncio.Queue[int] = asyncio.Queue()
+    known: weakref.WeakSet[asyncio.Future[None]] = weakref.WeakSet()
 
     async def work(number: int) -> None:
-        value = await ctx.run(plus_one, number)
+        value = await ctx.run(wait_weakly, number)
+        await be_woken(known)
         async with asyncio.timeout(60):
-            await ctx.sleep(0.01)
-        remote: int = await ctx.call("plus.remote", value)
-        results.put_nowait(remote)
+            results.put_nowait(await ctx.call(plus_remote, value))
 
     for number in range(n):
         _ = asyncio.create_task(work(number))  # noqa: RUF006 - nothing but the loop knows of it
-    return sorted([await results.get() for _ in range(n)])
+    while results.qsize() < n:
+        await ctx.sleep(0.05)
+        wake(known)
+    return sorted([results.get_nowait() for _ in range(n)])
 
 
 @step("plus.remote")
 async def plus_remote(value: int) -> int:
-    await asyncio.sleep(0.005)
-    return value + 100
-
-
-# Errors that look like the worker's own (row 14).
-
-
-class Lost(grpc.RpcError):
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.UNAVAILABLE
-
-
-ERRORS: dict[str, Callable[[], BaseException]] = {
-    "psycopg": lambda: psycopg.OperationalError("the connection is lost"),
-    "grpc": lambda: Lost("not ours"),
-    "timeout": lambda: TimeoutError("too late"),
-    "os": lambda: ConnectionResetError("reset"),
-    "lease": lambda: fencepost.LeaseLost("no lease"),
-    "unavailable": lambda: fencepost.Unavailable("nobody there"),
-    "cancelled": lambda: asyncio.CancelledError("by itself"),
-    "exit": lambda: SystemExit(3),
-    "interrupt": KeyboardInterrupt,
-    "generator": GeneratorExit,
-    "group": lambda: BaseExceptionGroup("several", [SystemExit(1), TimeoutError()]),
-    "recursion": lambda: RecursionError("too deep"),
-    "memory": MemoryError,
-}
-
-
-def made(kind: str) -> BaseException:
-    return ERRORS[kind]()
-
-
-def break_(kind: str) -> None:
-    raise made(kind)
-
-
-async def break_async(kind: str) -> None:
-    await asyncio.sleep(0)
-    raise made(kind)
-
-
-@workflow("broken", compatibility_id="1")
-async def broken(ctx: WorkflowContext, given: dict[str, str]) -> list[str]:
-    kind, where = given["kind"], given["where"]
-    if where == "function":
-        break_(kind)
-    if where == "task":
-        await asyncio.create_task(break_here(kind))
-    if where == "stray":
-        return [await ctx.run(leave_behind, kind)]
-    codes = []
-    for function in (break_, break_async):
-        try:
-            await ctx.run(function, kind, retry=Retry(max_attempts=1))
-        except StepFailed as error:
-            codes.append(error.code)
-    return codes
-
-
-async def break_here(kind: str) -> None:
-    raise made(kind)
-
-
-async def leave_behind(kind: str) -> str:
-    """Begins a task that breaks, which nobody awaits."""
-    task = asyncio.create_task(break_async(kind))
-    await asyncio.wait([task])
-    return kind
+    return await wait_weakly(value) + 99
 
 
 WORKFLOWS: list[Workflow[..., Any]] = [

@@ -15,6 +15,7 @@ import pytest
 
 from fencepost.v1 import run_pb2, run_service_pb2
 from tests.engine.flows import state_of
+from tests.faults.code_program import LOCAL_ROUNDS
 from tests.faults.conftest import StartCodeWorker
 from tests.faults.scene import QUICK, STAYING, Scene, fetch, until_printed
 from tests.faults.sink import Sink
@@ -52,7 +53,7 @@ def begun_in(workers: list[Process], gate: str) -> Process | None:
 async def test_twenty_workers_that_end_amid_the_steps_of_a_run_do_not_add_up_to_its_failure(
     scene: Scene, code_process: StartCodeWorker, sink: Sink, how: signal.Signals
 ) -> None:
-    """Row 56: local and remote steps by turns, three attempts each; every worker ends amid one of them."""
+    """Row 56: local steps and remote ones, three attempts each; every worker ends amid one of them."""
     server = await scene.serve(**QUICK | {"disconnect_grace": 0.3})
     api = scene.api(server.grpc_address)
     workers = [code_process(server.grpc_address, drain_timeout=0.1) for _ in range(POOL)]
@@ -87,9 +88,8 @@ async def test_twenty_workers_that_end_amid_the_steps_of_a_run_do_not_add_up_to_
     run = await eventually(completed)
     assert run.output.json == str(RESTARTS + 1)
     told = Counter(kinds(await api.history(run_id)))
-    # A round's step, and the one that brings the run on; every other round's is a remote one.
-    assert told["local_step_ended"] == RESTARTS // 2 + 1 + RESTARTS + 1
-    assert told["step_completed"] == RESTARTS // 2
+    assert told["local_step_ended"] == LOCAL_ROUNDS + RESTARTS + 1, "those of rounds, and those that bring the run on"
+    assert told["step_completed"] == RESTARTS + 1 - LOCAL_ROUNDS
     assert told["run_blocked"] == told["step_failed"] == 0
     assert len(ended) == RESTARTS
     assert len(sink.effects()) == RESTARTS + 1

@@ -34,12 +34,13 @@ from fencepost.lease import Lease, TaskKind
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 MAX_NAME = 200
 _NO_KEYWORDS: Mapping[str, Any] = types.MappingProxyType({})
 
 
-class Step(Generic[P, R]):
+class Step(Generic[P, R_co]):
     """A handler: a function with the name under which manifests call it, and the queue that it serves.
 
     Calling it calls the function. Raises TypeError when the function takes anything but an input and a
@@ -53,7 +54,7 @@ class Step(Generic[P, R]):
 
     def __init__(
         self,
-        function: Callable[P, R],
+        function: Callable[P, R_co],
         name: str,
         queue: str = "default",
         *,
@@ -85,7 +86,7 @@ class Step(Generic[P, R]):
             self._codecs = None
         functools.update_wrapper(self, function)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call the function itself: for tests, and for steps that share work."""
         return self.function(*args, **kwargs)
 
@@ -195,7 +196,7 @@ class Step(Generic[P, R]):
         return Completed(value, size)
 
 
-class Undo(Step[P, R]):
+class Undo(Step[P, R_co]):
     """A handler that undoes a completed step: it takes that step's input and output, in this order, and a context.
 
     The output is None if the step did not complete (`StepContext.unfinished`), whatever its annotation says. Raises
