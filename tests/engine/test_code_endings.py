@@ -1,4 +1,4 @@
-"""How code runs end, decided by hand: cancelled, failed and undone, retried, continued as new (semantics: code runs)."""
+"""How code runs end, by hand: cancelled, failed and undone, retried, continued as new (semantics, code runs)."""
 
 from __future__ import annotations
 

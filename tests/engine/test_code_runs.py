@@ -27,7 +27,7 @@ from tests.engine.code import (
     timer,
 )
 from tests.engine.flows import PERMANENT, OpenScene, given, state_of, step, value_of, workflow
-from tests.engine.rows import fetch
+from tests.engine.rows import execute, fetch
 from tests.fixtures.api import DEADLINE, kinds
 from tests.fixtures.raw_worker import ALREADY_DONE, LEASE_LOST, OK, REFUSED
 from tests.fixtures.waiting import eventually
@@ -278,21 +278,37 @@ async def test_bad_options_are_refused_all_at_once_and_nothing_is_done(code: Cod
     assert kinds(await code.scene.api.history(run_id)) == ["run_started"]
 
 
-async def test_a_run_kept_for_a_process_that_goes_is_for_all_again(code: Code) -> None:
+async def test_a_run_kept_for_a_process_that_has_gone_is_offered_to_another(code: Code) -> None:
+    """I13: the server that knew of it may have gone, too."""
     run_id = await code.start()
     run = await code.take()
     await run.advance(outcome=BLOCK, failure=run_pb2.Failure(code="NONDETERMINISM", message="op 1"))
-    other = await another_decider(code.scene, workflow_capacity=0, process_nonce="n" * 16)
-
-    async def kept() -> bool:
-        return await fetch(code.scene.dsn, "select handler from task") == [("code@1#" + "n" * 16,)]
-
-    await eventually(kept)
-    await code.decider.no_task()
-    await other.close()
-    again = await code.take()
+    await execute(
+        code.scene.dsn, "update task set handler = 'code@1#gone', visible_at = clock_timestamp() - interval '6 s'"
+    )
+    other = await another_decider(code.scene)
+    again = await code.take(other)
     assert again.task.task.run_id == run_id
     await again.complete()
+    await other.close()
+
+
+async def test_a_process_that_could_not_go_on_with_a_run_is_not_asked_again(code: Code) -> None:
+    """I12: else a misfit that reconnects makes a history grow without end."""
+    run_id = await code.start()
+    for worker in (code.decider, await another_decider(code.scene, process_nonce="m" * 16)):
+        run = await code.take(worker)
+        await run.advance(outcome=BLOCK, failure=run_pb2.Failure(code="NONDETERMINISM", message="op 1"))
+    told = kinds(await code.scene.api.history(run_id))
+    assert told == ["run_started", "run_blocked", "run_retried", "run_blocked"]
+    for _ in range(3):
+        await worker.reconnect([])
+    fits = await another_decider(code.scene)
+    await (await code.take(fits)).complete()
+    assert state_of(await code.scene.api.wait(run_id)) == "COMPLETED"
+    assert kinds(await code.scene.api.history(run_id)) == [*told, "run_retried", "run_completed"]
+    for one in (worker, fits):
+        await one.close()
 
 
 async def test_attributes_that_a_run_gives_itself_are_found_by_lists(code: Code) -> None:

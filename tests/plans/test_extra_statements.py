@@ -57,6 +57,7 @@ EACH: dict[str, tuple[tuple[Any, ...], set[str]]] = {
     "clear_ended": ((), OF_A_RUN),
     "history": ((1,), {"event_pkey"}),
     "attributes": ((), {"run_pkey"}),
+    "chain_end": ((), {"run_chain"}),
     "op_event": ((1,), {"event_pkey"}),
     "op_scheduled": ((1,), {"event_pkey"}),
     "unread_signals": ((), {"signal_pkey", "event_pkey"}),
@@ -67,7 +68,7 @@ EACH: dict[str, tuple[tuple[Any, ...], set[str]]] = {
     "name_decider": (("w@1",), {"task_pkey"}),
     "reset_decider": ((), {"task_pkey"}),
     "set_attributes": (('{"a": "b"}',), {"run_pkey", "run_attribute_pkey"}),
-    "take_signal": ((1,), {"signal_pkey"}),
+    "take_signals": (("[1]",), {"signal_pkey"}),
     "end_wait": ((1,), {"wait_pkey"}),
     "delete_grace": ((), {"timer_pkey"}),
 }

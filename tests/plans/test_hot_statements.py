@@ -224,7 +224,13 @@ HOT: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
         50,
     ),
     "retention: lock": ("retention", "lock", {"run_ids": Uuids(SOME)}, {"run_pkey"}, 100),
-    "retention: needed": ("retention", "needed", {"run_ids": Uuids(SOME)}, {"run_pkey", "message_once"}, 100),
+    "retention: needed": (
+        "retention",
+        "needed",
+        {"run_ids": Uuids(SOME)},
+        {"run_pkey", "message_once", "undo_origin", "run_chain"},
+        100,
+    ),
     "retention: remember": (
         "retention",
         "remember",

@@ -38,7 +38,7 @@ PAYLOAD = {"spec": "{}", "input": None, "input_binary": None, "input_metadata": 
 LOOKED_AT: dict[str, tuple[dict[str, Any], set[str], int]] = {
     # statement: parameters, indexes that may be used, rows that may be touched
     "lock_due": ({"limit": 100}, {"schedule_due"}, 320),
-    "running": ({"run_ids": SOME}, {"run_pkey"}, 60),
+    "running": ({"run_ids": SOME}, {"run_pkey", "run_chain"}, 60),
     "advance": (
         {
             "uuids": SOME,

@@ -7,7 +7,7 @@ is where in a run something happens: in which scope (0: the top sequence) and wh
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -50,6 +50,8 @@ class Decider:
     """The function has ended, or has no say any more."""
     failed_seq: int = 0
     """Of a function that has raised: the event of the failure that it let through."""
+    tried: list[str] = field(default_factory=list)
+    """The worker processes that could not go on with it since the last accepted Advance."""
 
 
 @dataclass(slots=True)
@@ -116,7 +118,7 @@ class Control:
 
 
 _FRESH = tuple((key, value) for key, value in asdict(Control()).items())
-_DECIDER = tuple(field.name for field in fields(Decider))
+_DECIDER = tuple(each.name for each in fields(Decider))
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ def repeated(ctx: RunContext, report: Report) -> Answer | None:
 
 def _accepted(decider: Decider, report: Report, advance: Advance) -> None:
     decider.advance_no = advance.advance_no
+    decider.tried = []
     decider.digest = report.digest.hex()
     if advance.outcome is AdvanceOutcome.FAIL and not advance.commands:
         decider.failed_seq = advance.failed_seq  # a retry goes on from before this Advance
@@ -161,9 +162,21 @@ async def _ended(ctx: RunContext, advance: Advance) -> None:
         retryable = not advance.commands
         await ending.begin(ctx, RunState.FAILED, replace(advance.failure, feedback=None), retryable=retryable)
     elif advance.outcome is AdvanceOutcome.CONTINUE_AS_NEW:
-        await continuing.continue_as_new(ctx, advance)
+        await _continued(ctx, advance)
     else:
         await _completed(ctx, advance)
+
+
+async def _continued(ctx: RunContext, advance: Advance) -> None:
+    if advance.output is not None and advance.output.binary is None:
+        faults = continuing.following_graph(ctx).input_violations(advance.value)
+        if faults:
+            told = "; ".join(f"{fault.path or 'input'}: {fault.message}" for fault in faults[:10])
+            message = f"the run can't continue as new: its input breaks the schema of the workflow: {told}"
+            failure = Failure(FailureKind.PERMANENT, "INPUT_SCHEMA_MISMATCH", message)
+            await ending.begin(ctx, RunState.FAILED, failure)
+            return
+    await continuing.continue_as_new(ctx, advance)
 
 
 async def _completed(ctx: RunContext, advance: Advance) -> None:

@@ -7,11 +7,13 @@ for an op is made of the options that came with its command, which are kept with
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 from fencepost_server.domain.code import op_node
-from fencepost_server.domain.model import EventType, Outcome, Payload, TaskRow, TimerKind
+from fencepost_server.domain.model import EventType, Outcome, Payload, TaskKind, TaskRow, TimerKind
+from fencepost_server.domain.nodes import ChildNode
 from fencepost_server.domain.ops import (
     Advance,
     AwaitSignal,
@@ -50,24 +52,46 @@ async def apply(ctx: RunContext, task: TaskRow, advance: Advance) -> tuple[int, 
         return Answer(
             Outcome.REFUSED, "INVALID_FRAME", f"more than {children.MAX_DEPTH} runs would be inside each other"
         )
+    opens = await _opens(ctx, advance)
     begun: dict[int, int] = {}
     seqs = []
     for command in advance.commands:
-        seq = await _apply(ctx, task, command, begun)
+        seq = await _apply(ctx, task, command, begun, opens)
         if not isinstance(command, MarkPatch | CancelOp):
             begun[command.op] = seq
         seqs.append(seq)
     if attributes or any(isinstance(command, SetAttributes) for command in advance.commands):
         ctx.changes.rows.add("set_attributes", ctx.run.run_id, json.dumps(attributes))
-    for seq in advance.taken_signals:
-        ctx.changes.rows.add("take_signal", ctx.run.run_id, seq)
-    ctx.control.signals = max(0, ctx.control.signals - len(advance.taken_signals))
+    if advance.taken_signals:  # counted as they are there: a replay may name again what was taken before
+        taken = await ctx.read("take_signals", ctx.run.run_id, json.dumps(advance.taken_signals))
+        ctx.control.signals -= len(taken)
     for seq in advance.ended_waits:
         _end_wait(ctx, seq)
     return tuple(seqs)
 
 
-async def _apply(ctx: RunContext, task: TaskRow, command: OpCommand, begun: dict[int, int]) -> int:
+@dataclass(slots=True)
+class _Opens:
+    """What is open of a run, by the event that began it, if commands are to stop any of it."""
+
+    steps: dict[int, TaskRow] = field(default_factory=dict)
+    children: dict[int, ChildRow] = field(default_factory=dict)
+
+
+async def _opens(ctx: RunContext, advance: Advance) -> _Opens:
+    """Read at once for all commands: a function may stop thousands of ops."""
+    opens = _Opens()
+    if any(isinstance(command, CancelOp) for command in advance.commands):
+        if ctx.control.open_steps:
+            rows = await ctx.read("open_tasks", ctx.run.run_id)
+            opens.steps = {task.task_id: task for task in (TaskRow(*row) for row in rows)}
+        if ctx.control.open_children:
+            rows = await ctx.read("children", ctx.run.run_id)
+            opens.children = {child.seq: child for child in (ChildRow(*row) for row in rows)}
+    return opens
+
+
+async def _apply(ctx: RunContext, task: TaskRow, command: OpCommand, begun: dict[int, int], opens: _Opens) -> int:
     match command:
         case LocalStep():
             return local_step(ctx, command, task.token)
@@ -80,7 +104,7 @@ async def _apply(ctx: RunContext, task: TaskRow, command: OpCommand, begun: dict
         case StartChild():
             return _start_child(ctx, command)
         case CancelOp():
-            return await _cancel(ctx, command, begun)
+            return await _cancel(ctx, command, begun, opens)
         case MarkPatch():
             return ctx.event(EventType.PATCH_MARKED, detail={"patch": command.patch_id})
         case SetAttributes():
@@ -174,29 +198,33 @@ def _start_child(ctx: RunContext, child: StartChild) -> int:
               "input_hash": child.input_hash.hex()}  # fmt: skip
     seq = ctx.event(EventType.CHILD_SCHEDULED, payload=child.input, detail=detail)
     where = {"node": 0, "scope": 0, "item": 0, "seq": seq, "size": child.input.size, "plan": plan}
-    children.start(ctx, seq, run_id, child.workflow_id, where)
+    node = op_node("child", child.workflow_id, child.options).node
+    assert isinstance(node, ChildNode)  # of that kind
+    children.start(ctx, seq, run_id, node, where)
     return seq
 
 
-async def _cancel(ctx: RunContext, command: CancelOp, begun: dict[int, int]) -> int:
+async def _cancel(ctx: RunContext, command: CancelOp, begun: dict[int, int], opens: _Opens) -> int:
     """Stop an op: a step that is open, a timer, a wait, a child. What has ended meanwhile stays as it is."""
     of_seq = command.of_seq or begun.get(command.op, 0)
     seq = ctx.event(EventType.OP_CANCELLED, task_id=of_seq, detail={"op": command.op})
     if not of_seq:
         return seq
     control, run_id = ctx.control, ctx.run.run_id
-    if control.open_steps:
+    if of_seq in begun.values():  # of this very Advance: it is not among what was read before
         for row in await ctx.read("open_task", run_id, of_seq):
-            task = TaskRow(*row)
-            extra = TaskExtra.from_json(task.extra)
+            opens.steps[of_seq] = TaskRow(*row)
+        for row in await ctx.read("child", run_id, of_seq):
+            opens.children[of_seq] = ChildRow(*row)
+    if (task := opens.steps.pop(of_seq, None)) is not None:
+        extra = TaskExtra.from_json(task.extra)
+        if extra.kind is TaskKind.STEP:  # no op has begun another one
             ctx.revoke(task, "RUN_CANCELLED")
             ending.step_over(ctx, ctx.node(0, extra.plan), seq, task, extra, keep=False)
-            return seq
-    if control.open_children:
-        for row in await ctx.read("child", run_id, of_seq):
-            child = ChildRow(*row)
-            ctx.send(child.child_run_id, MessageKind.CANCEL_CHILD, child.seq, {"parent_seq": child.seq})
-            return seq
+        return seq
+    if (child := opens.children.pop(of_seq, None)) is not None:
+        ctx.send(child.child_run_id, MessageKind.CANCEL_CHILD, child.seq, {"parent_seq": child.seq})
+        return seq
     ctx.changes.rows.add("delete_timer", run_id, of_seq, TimerKind.SLEEP)
     ctx.changes.rows.add("delete_timer", run_id, of_seq, TimerKind.SIGNAL_TIMEOUT)
     ctx.changes.rows.add("end_wait", run_id, of_seq)

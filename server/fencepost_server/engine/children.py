@@ -45,19 +45,28 @@ async def schedule(ctx: RunContext, node: GraphNode, child: ChildNode, place: Pl
         detail={"child": run_id, "workflow": child.workflow}, place=place,
     )  # fmt: skip
     where = {"node": node.index, "scope": place.scope, "item": place.item, "seq": value.seq, "size": value.size}
-    start(ctx, seq, run_id, child.workflow, where)
+    start(ctx, seq, run_id, child, where)
 
 
-def start(ctx: RunContext, seq: int, run_id: str, workflow: str, where: dict[str, Any]) -> None:
-    """Write a child down, and send for it. ``where`` is what its row tells of the node that starts it."""
+def start(ctx: RunContext, seq: int, run_id: str, child: ChildNode, where: dict[str, Any]) -> None:
+    """Write a child down, and send for it. ``where`` is what its row tells of the node that starts it. One that is left
+    alone when its parent ends is started although the parent has completed meanwhile.
+    """
     run, control = ctx.run, ctx.control
     ctx.changes.rows.add("insert_child", run.run_id, seq, run_id, json.dumps(where))
     control.open_children += 1
     control.extras = True
+    _send_for(ctx, seq, run_id, child, where)
+
+
+def _send_for(ctx: RunContext, seq: int, run_id: str, child: ChildNode, where: dict[str, Any]) -> None:
+    run, control = ctx.run, ctx.control
     body = {
-        "parent_seq": seq, "workflow": workflow, "input_seq": where["seq"], "user_id": run.user_id,
+        "parent_seq": seq, "workflow": child.workflow, "input_seq": where["seq"], "user_id": run.user_id,
         "priority": run.priority, "depth": control.depth + 1, "size": where["size"],
     }  # fmt: skip
+    if child.on_parent_end == "abandon":
+        body["detached"] = True
     ctx.send(run_id, MessageKind.START_CHILD, seq, body)
 
 
@@ -79,7 +88,10 @@ def never_started() -> Failure:
 async def told_to_end(ctx: RunContext, deliver: Deliver) -> None:
     """The parent of the run ends, and takes it along. What has continued as new is told as that."""
     if ctx.plain is not None and ctx.plain.next_run:
-        ctx.send(ctx.plain.next_run, deliver.kind, deliver.source_seq, json.loads(deliver.body))
+        found = await ctx.read("chain_end", ctx.plain.chain or ctx.run.run_id)
+        ctx.send(
+            found[0][0] if found else ctx.plain.next_run, deliver.kind, deliver.source_seq, json.loads(deliver.body)
+        )
         return
     if deliver.kind is MessageKind.TERMINATE_CHILD:
         if ctx.verdict(RunEvent.TERMINATE) is Verdict.ACT:
@@ -126,9 +138,15 @@ async def take_up(ctx: RunContext, left: list[ChildRow]) -> None:
         if not found:
             if await ctx.read("child_on_its_way", child.child_run_id, ctx.run.run_id):
                 continue
+            index, place, value = _where(child)
+            plan = _plan(child)
+            if plan is not None:  # of a code run: an op has one child, which has not begun
+                node = ctx.node(index, plan).node
+                assert isinstance(node, ChildNode)  # such a plan is of a child
+                _send_for(ctx, child.seq, child.child_run_id, node, json.loads(child.place))
+                continue
             ctx.control.open_children -= 1
             ctx.changes.rows.add("delete_child", child.run_id, child.seq)
-            index, place, value = _where(child)
             ctx.enter(index, place, value)
             continue
         state = RunState(found[0][0])

@@ -38,7 +38,6 @@ _EVENTS = {
     CommandKind.RETRY: RunEvent.RETRY,
     CommandKind.REMOVE: RunEvent.REMOVE,
     CommandKind.OFFER: RunEvent.RETRY,
-    CommandKind.TAKE_BACK: RunEvent.RETRY,
 }
 
 
@@ -53,7 +52,7 @@ async def command(ctx: RunContext, command: Command) -> Commanded | FencepostErr
     if ctx.state is RunState.CONTINUED and ctx.plain is not None and ctx.plain.next_run:
         return Commanded(ctx.state, next_run=ctx.plain.next_run)
     event = _EVENTS[command.kind]
-    verdict = Verdict.ACT if command.kind in (CommandKind.OFFER, CommandKind.TAKE_BACK) else ctx.verdict(event)
+    verdict = Verdict.ACT if command.kind is CommandKind.OFFER else ctx.verdict(event)
     if verdict is Verdict.REFUSE:
         return _illegal(ctx, event)
     answer: Commanded | FencepostError | None = None
@@ -122,8 +121,6 @@ async def _act(ctx: RunContext, command: Command) -> Commanded | FencepostError 
             await _remove(ctx)
         case CommandKind.OFFER:
             return await deciding.offered(ctx, command.reason)
-        case CommandKind.TAKE_BACK:
-            return await deciding.taken_back(ctx, command.reason)
     return None
 
 
@@ -218,6 +215,8 @@ async def _retry(ctx: RunContext, command: Command) -> FencepostError | None:
         if control.ending is not None:
             run.state = RunState.ENDING
         ctx.event(EventType.RUN_RETRIED, detail={"reason": command.reason})
+        if control.decider is not None:
+            control.decider.tried.clear()
         _hint(ctx, await ctx.read("unblock", run.run_id))
         return None
     if (refused := await _cannot_go_on(ctx)) is not None:
@@ -241,7 +240,9 @@ async def _cannot_go_on(ctx: RunContext) -> FencepostError | None:
         return DefinitionRemoved(f"definition {run.definition_hash.hex()} of workflow {run.workflow_id!r} was removed")
     if run.dedupe_key:
         key = (run.namespace, run.workflow_id, run.dedupe_key)
-        print_ = fingerprint(run.workflow_id, comparable(await ctx.payload(Value(1, 0))))
+        # Of the request that brought the key: of a chain, that of its first run.
+        asked = await ctx.payload_of(_chain(ctx), 1)
+        print_ = fingerprint(run.workflow_id, comparable(asked))
         if not await ctx.read("take_key", *key, run.run_id, run.definition_hash, print_):
             rows = await ctx.read("key_holder", *key)
             holder = rows[0][0] if rows else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from datetime import datetime
 
+from fencepost_server.domain.graph import Graph
 from fencepost_server.domain.model import EventType, Payload, RunRow, RunState, TimerKind
 from fencepost_server.domain.ops import Advance
 from fencepost_server.domain.rows import TOP, Control
@@ -17,11 +18,16 @@ from fencepost_server.engine.changes import NewRun
 from fencepost_server.engine.context import RunContext, Value
 
 
+def following_graph(ctx: RunContext) -> Graph:
+    """The definition that the next run takes."""
+    return ctx.env.active.get((ctx.run.namespace, ctx.run.workflow_id), ctx.graph)
+
+
 async def continue_as_new(ctx: RunContext, advance: Advance) -> None:
     """End the run as CONTINUED, and begin the next one."""
     run, control = ctx.run, ctx.control
     next_id = children.child_id(run.run_id, run.next_seq)
-    graph = ctx.env.active.get((run.namespace, run.workflow_id), ctx.graph)
+    graph = following_graph(ctx)
     chain = control.chain or run.run_id
     attributes = (await ctx.read("attributes", run.run_id))[0][0]
     new = RunRow(
@@ -62,6 +68,9 @@ async def _begin(following: RunContext, ctx: RunContext, value: Payload, deadlin
     if isinstance(fire_at, datetime) and deadline is not None:
         where = json.loads(str(deadline[5]))
         following.start_timer(1, TimerKind.RUN_TIMEOUT, fire_at, 0, TOP, start, ms=where["ms"])
+    following.control.paused = ctx.control.paused
+    if following.control.paused:
+        following.event(EventType.RUN_PAUSED, detail={"reason": f"as run {ctx.run.run_id} was"})
     following.enter(0, TOP, start)
     await flow.pump(following)
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from fencepost_server.domain.code import op_node
+from fencepost_server.domain.code import op_node, retried_by
 from fencepost_server.domain.errors import FencepostError, IllegalTransition
 from fencepost_server.domain.model import (
     DECIDE_TASK,
@@ -42,6 +42,7 @@ from fencepost_server.engine.operations import LEASE_LOST, OK, Answer, Commanded
 _EXTRA = TaskExtra(kind=TaskKind.DECIDE, plan=("decide", "decide", "")).to_json()
 _LEASE_MS = 60_000
 _PAGE_BYTES = 1 << 20
+_MAX_TRIED = 100
 
 
 # The task
@@ -257,43 +258,37 @@ def for_all(ctx: RunContext, task: TaskRow) -> None:
 
 
 def block(ctx: RunContext, report: Report, task: TaskRow, failure: Failure) -> None:
-    """The run goes on when a worker comes that can, or by RetryRun."""
+    """The run goes on when there is a worker that can, or by RetryRun."""
+    decider = ctx.control.decider
+    if decider is not None and report.session is not None and failure.code != "HISTORY_TOO_LONG":
+        decider.tried = [*decider.tried[1 - _MAX_TRIED :], report.session.nonce]
     for_all(ctx, task)
     steps.park(ctx, report, task, failure)
 
 
 async def offered(ctx: RunContext, process_nonce: str) -> Commanded:
-    """A worker process with the code has come: it tries a run that is blocked, or that waits for another process."""
+    """A worker process that has the code is to try a run that is blocked, or that waited in vain for another process.
+    A process that has tried is not asked again, and a history that is full is left as it is.
+    """
     code, control = ctx.graph.code, ctx.control
     decider = control.decider
     rows = await ctx.read("open_task", ctx.run.run_id, DECIDE_TASK)
     if code is None or decider is None or decider.over or control.paused or not rows:
         return Commanded(ctx.state)
     task = TaskRow(*rows[0])
-    if task.lease_session is not None or not (control.blocked or task.handler != code.handler):
+    full = ctx.run.next_seq + 2 > ctx.env.limits.max_history_events
+    waits = control.blocked or task.handler != code.handler
+    if task.lease_session is not None or not waits or full or process_nonce in decider.tried:
         return Commanded(ctx.state)
     if control.blocked:
         control.blocked = False
         ctx.run.failure = None if control.ending is None else json.dumps(control.ending["failure"])
         if control.ending is not None:
             ctx.run.state = RunState.ENDING
-        ctx.event(EventType.RUN_RETRIED, detail={"reason": "a worker with its code has connected"})
-    handler = f"{code.handler}#{process_nonce}"
+        ctx.event(EventType.RUN_RETRIED, detail={"reason": "a worker with its code is to try"})
+    handler = retried_by(code.handler, process_nonce)
     ctx.changes.rows.add("offer_decider", ctx.run.run_id, handler, ctx.now)
     ctx.changes.ready.append(Ready(ctx.run.namespace, code.queue, handler, ctx.run.priority))
-    return Commanded(ctx.state)
-
-
-async def taken_back(ctx: RunContext, process_nonce: str) -> Commanded:
-    """The process for which a task was kept has gone: any other may try."""
-    code = ctx.graph.code
-    rows = await ctx.read("open_task", ctx.run.run_id, DECIDE_TASK)
-    if code is not None and rows:
-        task = TaskRow(*rows[0])
-        if task.lease_session is None and task.handler == f"{code.handler}#{process_nonce}":
-            ctx.changes.rows.add("name_decider", ctx.run.run_id, code.handler)
-            if not ctx.control.paused:
-                ctx.changes.ready.append(Ready(ctx.run.namespace, code.queue, code.handler, ctx.run.priority))
     return Commanded(ctx.state)
 
 

@@ -80,7 +80,9 @@ async def _starts(session: Session, delivers: list[Deliver], changes: Changes) -
         parent, payload = found[index], found[len(delivers) + index]
         changes.handled.append(deliver)
         changes.rows.add("delete_message", deliver.message_id)
-        if not parent or not payload or _is_ending(RunState(parent[0][0]), parent[0][3]):
+        state = RunState(parent[0][0]) if parent else RunState.TERMINATED
+        done = state in (RunState.COMPLETED, RunState.CONTINUED) and body.get("detached", False)
+        if not parent or not payload or (_is_ending(state, parent[0][3]) and not done):
             changes.rows.add("insert_message", *answer_for_missing(deliver, never_started()))
             changes.messages = True
             continue

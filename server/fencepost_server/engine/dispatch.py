@@ -68,10 +68,8 @@ class Dispatcher:
         self._report = report
         self.on_ambiguous: Callable[[], None] | None = None
         """Called when it is not known whether a claim was committed."""
-        self.on_decider: Callable[[WorkerSession], None] | None = None
-        """Called with the DECIDE side of each session that comes."""
-        self.on_decider_gone: Callable[[WorkerSession], None] | None = None
-        """Called with the DECIDE side of each session that goes."""
+        self.on_decider: Callable[[], None] | None = None
+        """Called when a session comes that decides code runs."""
         self.loop = Loop("dispatch", self.run_once)
 
     # What there is
@@ -80,19 +78,22 @@ class Dispatcher:
         """A session that may take tasks."""
         self._sessions[session.key] = session
         if self.on_decider is not None and session.key.endswith(DECIDE_SIDE):
-            self.on_decider(session)
+            self.on_decider()
         self.loop.wake()
 
     def remove(self, session: WorkerSession) -> None:
         """A session that takes no more."""
-        gone = self._sessions.pop(session.key, None)
-        if gone is not None and self.on_decider_gone is not None and session.key.endswith(DECIDE_SIDE):
-            self.on_decider_gone(gone)
+        self._sessions.pop(session.key, None)
 
     @property
     def sessions(self) -> Sequence[WorkerSession]:
         """Those that may take tasks."""
         return list(self._sessions.values())
+
+    @property
+    def deciders(self) -> Sequence[WorkerSession]:
+        """The sides of sessions that take DECIDE tasks, while this server leases any."""
+        return [] if self.draining else [s for s in self._sessions.values() if s.key.endswith(DECIDE_SIDE)]
 
     def session(self, session_id: str) -> WorkerSession | None:
         """The session of that id, if it is this server's."""

@@ -78,9 +78,8 @@ class Engine:
         self.notifier = Notifier(config, self.database, self.server_id)
         self.firing = Firing(config, self.database, self.start_run, self.submit)
         self.listener = Listener(config, self.server_id, self.dispatcher.hint, self._ended, self._stop, self._news)
-        self.offers = Offers(self.database, self.submit)
-        self.dispatcher.on_decider = self.offers.came
-        self.dispatcher.on_decider_gone = self.offers.gone
+        self.offers = Offers(self.database, self.dispatcher, self.submit)
+        self.dispatcher.on_decider = self.offers.wake
         self.remover = Remover(self.database, self.reads, self.submit)
         self.retention = Retention(config, self.database)
         self.blocked = BlockedRuns()
@@ -259,6 +258,8 @@ class Engine:
             self.outbox.wake()
         self.watches.changed(changes.changed)
         self.blocked.add(changes.blocked)
+        if changes.blocked:
+            self.offers.wake()
         self._ended(changes.ended)
         self.notifier.add(changes.ready, changes.ended, elsewhere, news)
 

@@ -85,6 +85,8 @@ class _Taken:
     row: ScheduleRow
     spec: Spec
     decision: Decision
+    running: str
+    """The run that it started last, or what that has become by continuing as new; empty if it has ended."""
 
 
 class Firing:
@@ -177,6 +179,7 @@ class Firing:
             # Before they are read: one that ends after the read is told of after this.
             self._await({row.last_run_id: row.uuid for row in rows if row.last_run_id is not None})
             now, running = await schedules.running(session, last_runs)
+            self._await({running[r.last_run_id]: r.uuid for r in rows if r.last_run_id in running})
             for row in rows:
                 try:
                     spec = row.spec()
@@ -189,13 +192,14 @@ class Firing:
                     error = Internal(f"internal error, incident {incident}")
                     await schedules.park(session, row.uuid, now + _UNREADABLE, f"{error.reason}: {error}")
                     continue
-                taken.append(_Taken(row, spec, decision))
+                taken.append(_Taken(row, spec, decision, running.get(row.last_run_id or "", "")))
             if taken:
                 await schedules.advance(session, [(t.row.uuid, t.decision.state) for t in taken])
             first = await schedules.first_due(session)
         for t in taken:
             if t.decision.state.pending_at is None and t.row.last_run_id is not None:
                 self._awaited.pop(t.row.last_run_id, None)
+                self._awaited.pop(t.running, None)
         if first is not None:
             # What is due and was not taken is locked by somebody: a moment, so as not to ask all the time.
             self.due_by(first if taken else max(first, _LOCKED_PAUSE))
@@ -225,10 +229,10 @@ class Firing:
     async def _stop_running(self, taken: _Taken) -> None:
         """Cancel the run that a fire time waits for. The next look does it again if that is lost."""
         row, at = taken.row, taken.decision.state.pending_at
-        assert row.last_run_id is not None and at is not None  # noqa: PT018  # else nothing waits
+        assert at is not None  # else nothing waits
         reason = f"schedule {row.schedule_id} starts another run"
         command = Command(
-            CommandKind.CANCEL, row.last_run_id, row.namespace, fire_key(row.uuid, at), _STOP, reason=reason
+            CommandKind.CANCEL, taken.running, row.namespace, fire_key(row.uuid, at), _STOP, reason=reason
         )
         outcome: Commanded | FencepostError
         try:
@@ -237,4 +241,4 @@ class Firing:
         except FencepostError as error:
             outcome = error
         if isinstance(outcome, FencepostError) and not isinstance(outcome, IllegalTransition | RunNotFound):
-            log.warning("schedule %s could not cancel run %s: %s", row.schedule_id, row.last_run_id, outcome)
+            log.warning("schedule %s could not cancel run %s: %s", row.schedule_id, taken.running, outcome)

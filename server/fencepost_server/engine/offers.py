@@ -1,78 +1,88 @@
-"""Blocked code runs, offered to each worker process that comes with their code: they go on by themselves when one
-fits.
+"""Blocked code runs, offered to the workers that have their code: they go on by themselves when one fits.
 
-A hint, like all that is here: what is lost with this server is offered again when the next worker connects, and
-RetryRun does it at any time. Whether a run may be offered is decided under its lock.
+Each server does it for the processes that are connected to it: when one comes, when a run is blocked, and every few
+seconds, because a process for which a run was kept may have gone, or be busy. A run is kept for one process at a time,
+so that a misfit does not take it again and again; which have tried is in the run. Whether it may be offered is decided
+under its lock: what is here can be lost.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from fencepost_server.domain.errors import Overloaded, ServerDraining
+from fencepost_server.domain.rows import Control
+from fencepost_server.engine.dispatch import Dispatcher
 from fencepost_server.engine.loops import Loop
 from fencepost_server.engine.operations import Command, CommandKind, WorkerSession
 from fencepost_server.store import tasks
 from fencepost_server.store.connection import Database
+from fencepost_server.store.tasks import Blocked
 
 _PAGE = 200
 _AGAIN = 0.05
+_INTERVAL = 5.0
 
-
-@dataclass(slots=True)
-class _Offer:
-    """Who has come. ``after``: the last run of the page before."""
-
-    namespace: str
-    places: list[tuple[str, str]] = field(default_factory=list)
-    process_nonce: str = ""
-    gone: bool = False
-    after: str = tasks.NO_RUN
+Places = dict[tuple[str, str], list[WorkerSession]]
+"""(queue, handler) → the sides of sessions that take such DECIDE tasks."""
 
 
 class Offers:
-    """Finds blocked runs for workers that have come, a page at a time."""
+    """Finds blocked runs for the workers of this server, a page at a time."""
 
-    def __init__(self, database: Database, submit: Callable[[Command], None]) -> None:
+    def __init__(self, database: Database, dispatcher: Dispatcher, submit: Callable[[Command], None]) -> None:
         self._database = database
+        self._dispatcher = dispatcher
         self._submit = submit
-        self._waiting: deque[_Offer] = deque()
+        self._after: dict[str, str] = {}
+        """By namespace: the last run that was looked at; those behind it are next."""
         self.loop = Loop("offers", self.run_once)
 
-    def came(self, session: WorkerSession) -> None:
-        """The DECIDE side of a worker's session: what is blocked is for it to try."""
-        self._add(session, gone=False)
-
-    def gone(self, session: WorkerSession) -> None:
-        """It has ended: what it was to try, and has not, is for all again."""
-        self._add(session, gone=True)
-
-    def _add(self, session: WorkerSession, *, gone: bool) -> None:
-        offer = _Offer(session.namespace, gone=gone)
-        for queue, handler in session.handlers:
-            plain, _, nonce = handler.partition("#")
-            if nonce:
-                offer.process_nonce = nonce
-                offer.places.append((queue, plain))
-        if offer.process_nonce:
-            self._waiting.append(offer)
-            self.loop.wake()
+    def wake(self) -> None:
+        """A worker has come, or a run is blocked."""
+        self.loop.wake()
 
     async def run_once(self) -> float | None:
-        """One page of one offer."""
-        if not self._waiting:
+        """One page a namespace."""
+        namespaces: dict[str, Places] = {}
+        for session in self._dispatcher.deciders:
+            places = namespaces.setdefault(session.namespace, {})
+            for queue, handler in session.handlers:
+                if "#" not in handler:
+                    places.setdefault((queue, handler), []).append(session)
+        if not namespaces:
+            self._after.clear()
             return None
-        offer = self._waiting[0]
-        page = await tasks.blocked_deciders(self._database, offer.namespace, offer.places, offer.after, _PAGE)
-        try:
-            for run_id in page:
-                kind = CommandKind.TAKE_BACK if offer.gone else CommandKind.OFFER
-                self._submit(Command(kind, run_id, offer.namespace, reason=offer.process_nonce))
-                offer.after = run_id
-        except (Overloaded, ServerDraining):
-            return _AGAIN
+        more = False
+        for namespace, places in namespaces.items():
+            more |= await self._look(namespace, places)
+        return _AGAIN if more else _INTERVAL
+
+    async def _look(self, namespace: str, places: Places) -> bool:
+        """Offer the next page; True if there are more behind it."""
+        after = self._after.pop(namespace, tasks.NO_RUN)
+        page = await tasks.blocked_deciders(self._database, namespace, list(places), after, _INTERVAL, _PAGE)
+        for blocked in page:
+            process = _candidate(blocked, places)
+            if process is None:
+                continue
+            try:
+                self._submit(Command(CommandKind.OFFER, blocked.run_id, namespace, reason=process))
+            except (Overloaded, ServerDraining):
+                return False  # and at the next look from the beginning
         if len(page) < _PAGE:
-            self._waiting.popleft()
-        return 0.0 if self._waiting else None
+            return False
+        self._after[namespace] = page[-1].run_id
+        return True
+
+
+def _candidate(blocked: Blocked, places: Places) -> str | None:
+    """A process of this server that has not tried, is not the one for which the run is kept, and has room."""
+    decider = None if blocked.control is None else Control.from_json(blocked.control).decider
+    handler, _, kept_for = blocked.handler.partition("#")
+    if decider is None:
+        return None
+    for session in places.get((blocked.queue, handler), ()):
+        if session.nonce not in decider.tried and session.nonce != kept_for and session.room() > 0:
+            return session.nonce
+    return None

@@ -54,6 +54,8 @@ class WorkerSession(Protocol):
     key: str
     """The session's id; of its side for DECIDE tasks, with engine.dispatch.DECIDE_SIDE behind it."""
     namespace: str
+    nonce: str
+    """The identity of the worker's process."""
     handlers: frozenset[tuple[str, str]]
     """(queue, handler) pairs."""
 
@@ -234,8 +236,7 @@ class CommandKind(IntEnum):
     RESUME = 5
     RETRY = 6
     REMOVE = 7  # by the removal of its definition
-    OFFER = 8  # a worker has come that may be able to go on with a code run that is blocked
-    TAKE_BACK = 9  # it has gone without having tried
+    OFFER = 8  # there is a worker that may be able to go on with a code run that is blocked
 
 
 @dataclass(frozen=True, slots=True)

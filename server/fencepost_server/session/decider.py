@@ -25,6 +25,7 @@ class Decider:
     def __init__(self, session: Session, side: Side, handlers: frozenset[tuple[str, str]]) -> None:
         self.session_id = session.session_id
         self.key = session.session_id + DECIDE_SIDE
+        self.nonce = session.nonce
         self.namespace = session.namespace
         self.handlers = handlers
         self._session = session

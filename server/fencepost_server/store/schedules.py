@@ -66,10 +66,12 @@ async def lock_due(session: Session, limit: int) -> list[ScheduleRow]:
     return [_row(row) for row in await session.rows(query("schedule", "lock_due"), {"limit": limit})]
 
 
-async def running(session: Session, run_ids: Sequence[str]) -> tuple[datetime, set[str]]:
-    """The database's time (I11), and which of the runs have not ended."""
-    now, active = (await session.rows(query("schedule", "running"), {"run_ids": Uuids(run_ids)}))[0]
-    return now, set(active)
+async def running(session: Session, run_ids: Sequence[str]) -> tuple[datetime, dict[str, str]]:
+    """The database's time (I11), and which of the runs have not ended, each with the run that it has become by
+    continuing as new, or itself.
+    """
+    now, active, live = (await session.rows(query("schedule", "running"), {"run_ids": Uuids(run_ids)}))[0]
+    return now, dict(zip(active, live, strict=True))
 
 
 async def advance(session: Session, changed: Sequence[tuple[str, State]]) -> None:

@@ -112,17 +112,29 @@ def _payload(parts: tuple[Any, ...]) -> Payload:
     return Payload(json_text, None if binary is None else bytes(binary), metadata)
 
 
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A code run whose DECIDE task is blocked, or kept for one process. ``control``: of the run, as stored."""
+
+    run_id: str
+    queue: str
+    handler: str
+    control: str | None
+
+
 async def blocked_deciders(
-    database: Database, namespace: str, places: Sequence[tuple[str, str]], after: str, limit: int
-) -> list[str]:
-    """Runs whose DECIDE task (queue, handler) is blocked, or waits for one process; a page, by run id."""
+    database: Database, namespace: str, places: Sequence[tuple[str, str]], after: str, waited: float, limit: int
+) -> list[Blocked]:
+    """Runs whose DECIDE task (queue, handler) is blocked, or has waited so many seconds for one process; a page, by run
+    id.
+    """
     queues, handlers = columns(places, Texts, Texts)
     rows = await database.rows(
         query("task", "blocked_deciders"),
         {"namespace": namespace, "queues": queues, "handlers": handlers, "until": PARKED_UNTIL, "after": after,
-         "limit": limit},
+         "waited": timedelta(seconds=waited), "limit": limit},
     )  # fmt: skip
-    return [row[0] for row in rows]
+    return [Blocked(*row) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)

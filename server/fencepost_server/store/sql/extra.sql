@@ -178,6 +178,14 @@ cross join lateral (
 ) e
 where e.before < 1048576 order by k.ord, e.seq;
 
+-- name: chain_end
+-- Who goes on with the work of the first run of a chain. index: run_chain
+select k.ord, l.run_id
+from unnest(%(a)s) with ordinality k(a, ord)
+cross join lateral (
+    select run_id from run l where l.chain_id = k.a order by l.created_at desc, l.run_id desc limit 1
+) l;
+
 -- name: op_event
 -- The end of an op, and whether its run asked for anything after that. Local steps do not tell: they may have been under
 -- way, and what was decided before they began counts as decided (seen_seq). index: event_pkey
@@ -254,9 +262,16 @@ select l.namespace, n.key, n.value, l.created_at, l.run_id
 from labelled l join k on k.a = l.run_id cross join lateral json_each_text(k.b) n
 on conflict on constraint run_attribute_pkey do update set value = excluded.value;
 
--- name: take_signal
--- The function of a code run has taken it. index: signal_pkey
-delete from signal s using unnest(%(a)s, %(b)s) k(a, b) where s.run_id = any(%(a)s) and s.run_id = k.a and s.seq = k.b;
+-- name: take_signals
+-- The function of a code run has taken these. index: signal_pkey
+with taken as (
+    delete from signal s
+    using unnest(%(a)s, %(b)s) with ordinality k(a, b, ord)
+    where s.run_id = any(%(a)s) and s.run_id = k.a
+      and s.seq in (select n::bigint from json_array_elements_text(k.b::json) n)
+    returning k.ord, s.seq
+)
+select ord, seq from taken;
 
 -- name: end_wait
 -- index: wait_pkey

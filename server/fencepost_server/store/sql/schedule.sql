@@ -13,10 +13,19 @@ select * from (
 ) s;
 
 -- name: running
--- The time, and which of these runs have not ended. A run that is gone has. index: run_pkey
-select clock_timestamp(), array(
-    select k.run_id from unnest(%(run_ids)s) k(run_id)
-    cross join lateral (select 1 from run r where r.run_id = k.run_id and r.ended_at is null offset 0) r);
+-- The time, which of these runs have not ended, and what each is by now: one that has continued as new is the last of its chain. A
+-- run that is gone has ended. index: run_pkey, run_chain
+with live as materialized (
+    select k.run_id, coalesce(l.run_id, r.run_id) as live_id
+    from unnest(%(run_ids)s) k(run_id)
+    cross join lateral (select * from run r where r.run_id = k.run_id offset 0) r
+    left join lateral (
+        select run_id, ended_at from run l where r.state = 12 and l.chain_id = coalesce(r.chain_id, r.run_id)
+        order by l.created_at desc, l.run_id desc limit 1
+    ) l on true
+    where coalesce(l.ended_at, case when l.run_id is null then r.ended_at end) is null
+)
+select clock_timestamp(), array(select run_id from live order by run_id), array(select live_id from live order by run_id);
 
 -- name: advance
 -- The rows are locked. index: schedule_uuid
