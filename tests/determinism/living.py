@@ -113,7 +113,9 @@ class Life:
                 try:
                     await handle.wait(_ENDS)
                 except TimeoutError:
-                    raise AssertionError(f"{program.seed} stands still: {await _standing(handle)}") from None
+                    raise AssertionError(
+                        f"{program.seed} stands still: {await _standing(client, handle.run_id)}"
+                    ) from None
             self._ended += 1
             return program, handle.run_id
 
@@ -151,7 +153,9 @@ class Life:
         return chain
 
 
-async def _standing(handle: AsyncRunHandle) -> str:
-    """How a run stands, for whoever looks into why it does not go on."""
-    events = [str(event) async for event in handle.history()]
-    return f"{await handle.get()} {events}"
+async def _standing(client: AsyncClient, run_id: str) -> str:
+    """How the last run of a chain stands, for whoever looks into why it does not go on."""
+    run = await client.get_run(run_id)
+    while run.next_run_id:
+        run = await client.get_run(run.next_run_id)
+    return f"{run} {[f'{event.time:%T.%f} {event}' async for event in client.history(run.run_id)]}"
