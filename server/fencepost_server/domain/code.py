@@ -7,8 +7,7 @@ children and undoing are the same code for both kinds of workflows.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from fencepost_server.domain.graph import GraphNode, compile_nodes
@@ -26,28 +25,8 @@ _MAX_FAULTS = 20
 _MAX_OPTIONS_CHARS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What an op is made of, as it is kept with its rows: JSON array of kind, name and options."""
-
-    kind: str
-    """step, local, child or wait."""
-    name: str
-    options: str = ""
-
-    def to_json(self) -> list[str]:
-        """As stored inside JSON columns."""
-        return [self.kind, self.name, self.options]
-
-    @staticmethod
-    def from_json(value: list[str]) -> Plan:
-        """The inverse of ``to_json``."""
-        return Plan(*value)
-
-    @property
-    def node(self) -> GraphNode:
-        """The node that stands for the op."""
-        return op_node(self.kind, self.name, self.options)
+Plan = tuple[str, str, str]
+"""What the node of an op is made of, as kept with the op's rows: kind (step, local, child, decide), name, options."""
 
 
 def decide_handler(workflow_id: str, compatibility_id: str) -> str:
@@ -80,9 +59,8 @@ def _bases(kind: str, name: str) -> tuple[frozenset[str], dict[str, object]]:
         return frozenset(), {"step": "decide", "retry": {"max_attempts": 10, "max_delay": "30s"}}
     if kind == "local":
         return _LOCAL_OPTIONS, {"step": "local"}
-    if kind == "child":
-        return _CHILD_OPTIONS, {"workflow": name}
-    return frozenset(), {"wait_signal": "signal"}
+    assert kind == "child"  # there is no other
+    return _CHILD_OPTIONS, {"workflow": name}
 
 
 def _options(text: str, allowed: frozenset[str]) -> dict[str, object]:
@@ -110,13 +88,3 @@ def _renamed(fault: Violation) -> Violation:
     """The path as the sender of the command knows it."""
     path = fault.path.removeprefix("/sequence/0")
     return Violation("/name" if path in ("/step", "/workflow") else f"/options{path}", fault.message)
-
-
-def hex_of(input_hash: bytes) -> str:
-    """A digest as ``detail`` has it."""
-    return input_hash.hex()
-
-
-def detail_text(detail: dict[str, object]) -> str:
-    """``detail`` as stored, without what is empty."""
-    return json.dumps({key: value for key, value in detail.items() if value not in ("", None)})
