@@ -173,6 +173,9 @@ PROGRAMS: list[Callable[[Run], Coroutine[Any, Any, None]]] = [
 def test_no_command_leaves_an_evicted_run_and_nothing_is_said(
     program: Callable[[Run], Coroutine[Any, Any, None]], caplog: pytest.LogCaptureFixture
 ) -> None:
+    # What tests before this one have left is not to be heard in it.
+    gc.collect()
+    caplog.clear()
     run = Run()
     _ = run.start(program(run))
     commands = run.commands.copy()

@@ -25,7 +25,7 @@ from fencepost.errors import NotDecodable, NotEncodable
 from fencepost.failure import INPUT_NOT_DECODABLE, Completed, Failed, clean, not_recordable
 from fencepost.history import HANDLERS, passed_by, payload_of
 from fencepost.models import Failure, FailureKind
-from fencepost.op_book import OpBook
+from fencepost.op_book import OpBook, logger
 from fencepost.ops import ATTRIBUTES, LOCAL, LocalCall, Op
 from fencepost.outcomes import CancelIgnored, continue_as_new_of, failed_seq_of, failure_of_function, step_failed
 from fencepost.v1 import run_pb2
@@ -77,6 +77,7 @@ class CodeRun:
         self._main: asyncio.Task[Any] | None = None
         self._end: _End | None = None
         self._failed_seq = 0
+        self._error: BaseException | None = None
         self._passed: frozenset[int] = frozenset()
         self._under_way: dict[int, Op] = {}
         self._in_flight: tuple[Decision, list[Unsent]] | None = None
@@ -149,6 +150,12 @@ class CodeRun:
             # What a replay is told at a call of `patched` comes later in the history than the call.
             book.marks.update(event.patch_marked.patch_id for event, kind in told if kind == "patch_marked")
             self._passed = passed_by(told)
+            passed = self._passed
+            book.done.update(
+                event.local_step_ended.op
+                for event, kind in told
+                if kind == "local_step_ended" and event.seq not in passed
+            )
         passed = self._passed
         for event, kind in told:
             seq = event.seq
@@ -226,8 +233,20 @@ class CodeRun:
             book.taken, book.ended_waits = [], []
             number, seen = self.advance_no + 1, book.seq
             decision = Decision(number, seen, outcome, commands, taken, waits, output, failure)
+        if ends:
+            self._tell_end(failure)
         self._in_flight = (decision, unsent)
         return decision
+
+    def _tell_end(self, failure: Failed | None) -> None:
+        """Log what nobody would see otherwise: where a function has raised, and which failures it has not looked at."""
+        error, self._error = self._error, None
+        if error is not None and failure is not None and failure.unexpected:
+            logger.error(
+                "[%s] workflow %s fails: %s", self.run_id, self.workflow.workflow_id, failure.message, exc_info=error
+            )
+        for unnoticed in self.book.unnoticed():
+            logger.warning("[%s] nobody has awaited what failed: %s", self.run_id, unnoticed)
 
     def _fitting(self) -> tuple[list[Unsent], list[pb.Command]]:
         """As many of the commands that wait as one Advance may have, at least one, with what they are of."""
@@ -331,8 +350,9 @@ class CodeRun:
         """Drop the function where it stands: no code of it gets anything any more."""
         self._over = True
         self.book.evicted = True
+        self.book.forget_failures()
         self.book.loop.evict()
-        self._kept, self._in_flight = [], None
+        self._kept, self._in_flight, self._error = [], None, None
         self._under_way.clear()
 
     # The function
@@ -419,6 +439,7 @@ class CodeRun:
 
     def _fail(self, error: BaseException) -> None:
         self._failed_seq = failed_seq_of(error)
+        self._error = error
         self._ends(_FAIL, None, failure_of_function(error, self.book.ending))
 
     def _ends(self, outcome: pb.AdvanceOutcome.ValueType, output: Value | None, failure: Failed | None = None) -> None:

@@ -25,6 +25,7 @@ import datetime as dt
 import decimal
 import enum
 import functools
+import inspect
 import json
 import sys
 import uuid
@@ -132,6 +133,8 @@ def plain(value: object) -> object:
         raise NotEncodable(
             f"{type(value).__name__} has no JSON of its own: convert it, or declare it as what is returned"
         )
+    if inspect.isawaitable(value):
+        raise NotEncodable(f"{type(value).__qualname__} is an awaitable, which has no JSON: await it first")
     raise NotEncodable(f"{type(value).__module__}.{type(value).__qualname__} has no JSON")
 
 

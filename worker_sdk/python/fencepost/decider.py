@@ -262,8 +262,7 @@ class Decider:
         if entry is None or entry.reading is not reading or entry.lease is None:
             return
         if page.error is not None:
-            error = page.error
-            text = clean(f"the history can't be read: {error.reason}: {error.message}")
+            text = clean(f"the history can't be read: {page.error.reason}: {page.error.message}")
             logger.error("run %s: %s", entry.run_id, text)
             self._give_up(entry, Failed(FailureKind.OPERATIONAL, HISTORY_NOT_READ, text))
             return
@@ -327,10 +326,8 @@ class Decider:
             return
         logger.error("run %s: what its worker decided was refused: %s: %s", entry.run_id, heard.code, heard.message)
         entry.in_flight = None
-        said: Failed | Released = Released()
-        if heard.at_fault:
-            said = Failed(FailureKind.OPERATIONAL, clean(heard.code, 200), clean(heard.message))
-        self._give_up(entry, said)
+        failure = Failed(FailureKind.OPERATIONAL, clean(heard.code, 200), clean(heard.message))
+        self._give_up(entry, failure if heard.at_fault else Released())
 
     # Local steps.
 

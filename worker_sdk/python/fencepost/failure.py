@@ -108,7 +108,7 @@ def failed(error: BaseException, max_payload_bytes: int) -> Failed:
     decisive = max(spoken, key=lambda candidate: _FINALITY[kind_of(candidate)], default=None)
     if decisive is None:
         name = type(error).__name__
-        return Failed(FailureKind.OPERATIONAL, clean(name, MAX_CODE), clean(text_of(error) or name), unexpected=True)
+        return Failed(FailureKind.OPERATIONAL, clean(name, MAX_CODE), clean(_told(error) or name), unexpected=True)
     message = text_of(error)
     if decisive is not error:
         message = f"{message} (because of {type(decisive).__name__}: {text_of(decisive)})"
@@ -146,6 +146,16 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception as fault:  # noqa: BLE001 - __str__ is the user's code; it must not hide the error
         return f"(its text can't be had: {type(fault).__name__})"
+
+
+def _told(error: BaseException) -> str:
+    """The text of an error; of a group, which says only how many it has, the first of them too."""
+    text, first = text_of(error), error
+    for _ in range(_MAX_ERRORS):
+        if not isinstance(first, BaseExceptionGroup):
+            break
+        first = first.exceptions[0]
+    return text if first is error else f"{text}, first {type(first).__name__}: {text_of(first)}"
 
 
 def _longest_delay(errors: list[StepError]) -> float | None:

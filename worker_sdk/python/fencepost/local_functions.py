@@ -6,6 +6,7 @@ workflow defines anew each time it runs share what is known of their code.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import types
@@ -17,6 +18,7 @@ from fencepost.codec import Codec, Value, codec_for, encode
 from fencepost.errors import NotEncodable
 from fencepost.lease import TaskKind
 from fencepost.steps import MAX_NAME, Step, signature_of, wants_context
+from fencepost.workflow import Workflow
 
 
 class LocalFunction:
@@ -26,6 +28,8 @@ class LocalFunction:
         "__weakref__",
         "_context_index",
         "_context_keyword",
+        "_counts",
+        "_signature",
         "codec",
         "is_async",
         "name",
@@ -34,8 +38,12 @@ class LocalFunction:
     )
 
     def __init__(self, callee: Callable[..., Any], names: Mapping[str, Any]) -> None:
+        if isinstance(callee, str):
+            raise TypeError(f"a local step is a function, not the name {callee!r}: ctx.call takes names")
         if not callable(callee):
             raise TypeError(f"a local step is a function, not {type(callee).__name__}: pass the function, not its call")
+        if isinstance(callee, Workflow):
+            raise TypeError(f"{callee.workflow_id} is a workflow: ctx.child runs it")
         if isinstance(callee, Step):
             if callee.kind is not TaskKind.STEP:
                 raise TypeError(f"{callee.name} undoes steps: it can't be run as one")
@@ -52,6 +60,24 @@ class LocalFunction:
         )
         self._context_keyword, self._context_index = _context_place(function)
         self.takes_context = self._context_keyword != ""
+        self._signature = _known_signature(function)
+        self._counts: set[int] = set()
+        """How many arguments it is known to take."""
+
+    def check(self, count: int) -> None:
+        """Raises TypeError if it can't be called with so many arguments: each attempt would raise that."""
+        if count in self._counts:
+            return
+        if self._signature is not None:
+            args: tuple[Any, ...] = (None,) * count
+            keywords: Mapping[str, Any] = {}
+            if self.takes_context:
+                args, keywords = self.with_context(args, None)
+            try:
+                self._signature.bind(*args, **keywords)
+            except TypeError as error:
+                raise TypeError(f"local step {self.name}: {error}") from None
+        self._counts.add(count)
 
     def with_context(self, args: tuple[Any, ...], context: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """The arguments with a context among them, where the function takes it."""
@@ -66,13 +92,17 @@ class LocalFunction:
             close = getattr(output, "close", None)
             if close is not None:
                 close()
-            raise NotEncodable("the function is not async, but returned an awaitable")
+            raise NotEncodable(
+                "the function is not async, but returned an awaitable: pass the async function and its arguments"
+            )
         return encode(output, declared=self.codec.declares)
 
 
 _by_object: weakref.WeakKeyDictionary[Any, LocalFunction] = weakref.WeakKeyDictionary()
-_by_code: dict[types.CodeType, tuple[object, LocalFunction]] = {}
-"""With the annotation of what the function returns, which is no part of its code."""
+_by_code: dict[types.CodeType, dict[str, tuple[object, LocalFunction]]] = {}
+"""By the function's name too, and with the annotation of what it returns, which are no part of its code."""
+_by_method: weakref.WeakKeyDictionary[Any, LocalFunction] = weakref.WeakKeyDictionary()
+"""By the function that a method calls: only methods of it are here, which have lost their first parameter."""
 
 
 def function_of(callee: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,17 +118,27 @@ def local_function(callee: Callable[..., Any], names: Mapping[str, Any]) -> Loca
     # A wrapper's code is that of all wrappers made by one decorator; what they wrap differs.
     if type(callee) is types.FunctionType and "__wrapped__" not in callee.__dict__:
         code, annotation = callee.__code__, callee.__annotations__.get("return")
-        known = _by_code.get(code)
+        named = _by_code.get(code)
+        if named is None:
+            named = _by_code[code] = {}
+        known = named.get(callee.__name__)
         if known is None or known[0] is not annotation:
-            known = _by_code[code] = (annotation, LocalFunction(callee, names))
+            known = named[callee.__name__] = (annotation, LocalFunction(callee, names))
         return known[1]
+    if type(callee) is types.MethodType and type(callee.__func__) is types.FunctionType:
+        # Each look at a method makes a new object.
+        made = _by_method.get(callee.__func__)
+        if made is None:
+            made = _by_method[callee.__func__] = LocalFunction(callee, names)
+        return made
     try:
         made = _by_object.get(callee)
-        if made is None:
-            made = _by_object[callee] = LocalFunction(callee, names)
     except TypeError:
-        # It has no hash, or can't be referred to weakly.
+        made = None  # it has no hash, or can't be referred to weakly
+    if made is None:
         made = LocalFunction(callee, names)
+        with contextlib.suppress(TypeError):
+            _by_object[callee] = made
     return made
 
 
@@ -135,6 +175,14 @@ def _output_codec(function: Callable[..., Any], name: str, names: Mapping[str, A
         raise TypeError(f"local step {name}: an annotation can't be resolved: {error}") from error
     except TypeError as error:
         raise TypeError(f"local step {name}: {error}") from error
+
+
+def _known_signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """How it is called; None if that can't be known, as of some that are written in C."""
+    try:
+        return signature_of(function)
+    except ValueError:
+        return None
 
 
 def _context_place(function: Callable[..., Any]) -> tuple[str, int]:

@@ -429,7 +429,8 @@ def _failed(step: Underway, error: BaseException) -> Failed:
 def _told(step: Underway, failure: Failed, error: BaseException | None = None) -> Failed:
     """Log a failure that is the step's own, in a line, with a traceback if nobody foresaw it."""
     call = step.call
-    if step.reason is None and step.entry is not None:
+    # Not of an attempt that has timed out: that has been told.
+    if step.reason is None and step.entry is not None and step.running:
         logger.warning(
             "local step %s failed: op %d, run %s, attempt %d: %s %s: %s",
             call.name,

@@ -14,7 +14,6 @@ No I/O. Callers: `code_run` feeds it, `workflow_context` and the deterministic l
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import logging
 from asyncio import events
@@ -31,6 +30,8 @@ from fencepost.signals import SignalBox
 from fencepost.workflow_errors import NondeterminismError, OpFailed
 
 logger = logging.getLogger("fencepost.workflow")
+
+_MAX_FAILED = 32
 
 shield: contextvars.ContextVar[bool] = contextvars.ContextVar("fencepost_shield", default=False)
 """Whether what is asked for here goes on when the run is about to end."""
@@ -70,8 +71,11 @@ class OpBook:
         self.ended_waits: list[int] = []
         self.marks: set[str] = set()
         """The patches that the history has."""
+        self._failed: list[tuple[Handle[Any], Exception]] = []
         self.asked_at = 0
         """The last event that the function had been fed when it asked for an op last."""
+        self.done: set[int] = set()
+        """The local steps whose results a replay has."""
         self._patches: dict[str, bool] = {}
         self._last = 0
 
@@ -283,7 +287,7 @@ class OpBook:
         try:
             result = op.codec.decode(value)
         except NotDecodable as error:
-            _raise_in(handle, error)
+            self._raise_in(handle, error)
         else:
             handle.set_result(result)
 
@@ -294,7 +298,29 @@ class OpBook:
         handle = op.handle
         if handle is not None and not handle.done():
             op.handle = None
-            _raise_in(handle, error)
+            self._raise_in(handle, error)
+
+    def _raise_in(self, handle: Handle[Any], error: Exception) -> None:
+        handle.set_exception(error)
+        # Held here, because garbage collection would tell at any time that nobody has awaited it.
+        self._failed.append((handle, error))
+        if len(self._failed) >= _MAX_FAILED:
+            unseen = [item for item in self._failed if item[0]._log_traceback]
+            self._failed = unseen[: -_MAX_FAILED // 2]
+            self.forget_failures()
+            self._failed = unseen[-_MAX_FAILED // 2 :]
+
+    def unnoticed(self) -> list[Exception]:
+        """What has failed, and nobody has looked; each once."""
+        errors = [error for handle, error in self._failed if handle._log_traceback]  # asyncio's own mark
+        self.forget_failures()
+        return errors
+
+    def forget_failures(self) -> None:
+        """Nobody needs to look at what has failed any more."""
+        failed, self._failed = self._failed, []
+        for handle, _ in failed:
+            handle._log_traceback = False
 
     def take_signal(self, op: Op, seq: int, payload: Value) -> None:
         """The wait takes the signal of event ``seq``."""
@@ -325,9 +351,3 @@ class OpBook:
     def has_open_work(self) -> bool:
         """Whether a remote step or a child is open."""
         return any(op.kind in {STEP, CHILD} for op in self.recorded.values())
-
-
-def _raise_in(handle: asyncio.Future[Any], error: Exception) -> None:
-    handle.set_exception(error)
-    # Nobody needs to await it: when garbage collection tells of that, it does so at any time.
-    handle._log_traceback = False  # asyncio's own switch

@@ -61,6 +61,16 @@ def digest_of(value: Value) -> bytes:
     return blake2b(data, digest_size=8).digest()
 
 
+def own(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A copy of a local step's arguments, as they are now: what the step does to them must not reach the workflow, nor
+    what the workflow does to them later the step.
+    """
+    for argument in arguments:
+        if type(argument) not in _UNCHANGING:
+            return copy.deepcopy(arguments)
+    return arguments
+
+
 class Canceller(Protocol):
     """What is told when an awaiter is gone: the run in memory."""
 
@@ -213,11 +223,6 @@ class LocalCall:
         self.fencing_token = fencing_token
         self.lease: Lease | None = None
         """What the context of the last attempt looks at, if the function takes one."""
-        # What the step does to its arguments must not reach the workflow, nor the reverse.
-        for arg in call.args:
-            if type(arg) not in _UNCHANGING:
-                self._args = copy.deepcopy(call.args)
-                break
 
     def __repr__(self) -> str:
         return f"<LocalCall {self.run_id} op {self.op} {self.name}>"

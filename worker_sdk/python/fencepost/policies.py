@@ -23,8 +23,13 @@ _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms
 
 
 def seconds_in(length: Seconds) -> float:
-    """A length of time in seconds. Raises ValueError if it is negative, no number, or longer than ten years."""
-    seconds = length.total_seconds() if isinstance(length, dt.timedelta) else float(length)
+    """A length of time in seconds. Raises ValueError if it is negative or longer than ten years, TypeError
+    for what is none.
+    """
+    try:
+        seconds = length.total_seconds() if isinstance(length, dt.timedelta) else float(length)
+    except (TypeError, ValueError):
+        raise TypeError(f"{length!r} is no length of time: give seconds as a number, or a timedelta") from None
     if not 0.0 <= seconds <= MAX_WAIT:
         raise ValueError(f"{length!r} is no length of time from 0 to 3650 days")
     return seconds

@@ -19,7 +19,7 @@ import types
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, get_type_hints
 
-from fencepost.codec import Codec, Value, codec_for, encode
+from fencepost.codec import NULL, Codec, Value, codec_for, encode
 from fencepost.errors import NotEncodable
 from fencepost.steps import MAX_NAME
 
@@ -77,7 +77,8 @@ class Workflow(Generic[P, R]):
 
     def _read_signature(self) -> None:
         if not inspect.iscoroutinefunction(self.function):
-            raise TypeError(f"workflow {self.workflow_id}: a workflow is an async function")
+            hint = ", without yield" if inspect.isasyncgenfunction(self.function) else ""
+            raise TypeError(f"workflow {self.workflow_id}: a workflow is an async function{hint}")
         if sys.version_info >= (3, 14):
             import annotationlib
 
@@ -147,11 +148,16 @@ class Workflow(Generic[P, R]):
         return json.dumps(manifest)
 
     def arguments(self, input: Value) -> tuple[Any, ...]:
-        """What the function takes beside the context, from a run's input. Raises NotDecodable."""
+        """What the function takes beside the context, from a run's input: nothing if there is none and the parameter
+        has a default. Raises NotDecodable.
+        """
         self.prepare()
         if self._input is None:
             return ()
         assert self._input_codec is not None
+        if self._input.default is not inspect.Parameter.empty and (input == NULL or input.json == "null"):
+            # No input was given, which a run can't tell from null.
+            return ()
         return (self._input_codec.decode(input),)
 
     def encode_input(self, value: object) -> Value:

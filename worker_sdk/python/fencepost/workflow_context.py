@@ -34,6 +34,7 @@ from fencepost.ops import (
     Op,
     digest_of,
     digest_of_arguments,
+    own,
 )
 from fencepost.policies import Retry, Seconds, UndoBy, options_json, seconds_in
 from fencepost.steps import MAX_NAME, Step
@@ -108,13 +109,16 @@ class WorkflowContext:
         ``fn`` is a plain or an async function, or a step; a parameter of it that is annotated `StepContext` or named
         ``ctx`` is given one. Its result is decoded to the annotation of what it returns. Of ``args`` only a digest is
         recorded; with ``undo`` they are, as its input: the one argument, or a list of several. ``timeout`` bounds each
-        attempt. Awaiting raises `StepFailed`.
+        attempt. Arguments by keyword come in a `functools.partial`. Awaiting raises `StepFailed`.
         """
         local = local_function(fn, self._workflow.local_names)
+        local.check(len(args))
         digest = digest_of_arguments(args)
         op = self._book.new_op(LOCAL, local.name if name is None else _named("name", name))
         if op is not None:
             op.digest = digest
+            if op.number not in self._book.done:
+                args = own(args)
             seconds = None if timeout is None else seconds_in(timeout)
             op.call = Call(function_of(fn), local, args, retry, seconds, self._user_id, self._workflow.workflow_id)
             if undo is not None:
@@ -472,6 +476,10 @@ def _input_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> Value:
 
 
 def _named(what: str, name: str) -> str:
+    given: object = name
+    if not isinstance(given, str):
+        hint = ": ctx.run takes functions" if what == "handler" and callable(given) else ""
+        raise TypeError(f"a {what} has a name, which {type(given).__name__} is not{hint}")
     if not name or len(name) > MAX_NAME:
         raise ValueError(f"a {what} has 1 to {MAX_NAME} characters, not {len(name)}")
     return name

@@ -201,13 +201,15 @@ class DeterministicLoop(NoOutside):
         context: Context | None = None,
         eager_start: bool | None = None,
     ) -> asyncio.Task[_T]:
-        """Run `coro` as a task, after all that is ready now. The loop holds it until it ends."""
+        """Run `coro`, or wait for a future, as a task, after all that is ready now. The loop holds it until it ends."""
         if eager_start:
-            coro.close()
+            _close(coro)
             refuse("a task that starts eagerly", "tasks of a workflow begin in the order in which they are created")
         if self._evicted:
-            coro.close()
+            _close(coro)
             raise Evicted
+        if isinstance(coro, asyncio.Future):
+            coro = awaited(coro)
         if context is None:
             context = copy_context()
         task = asyncio.Task(coro, loop=self, name=name or f"Task-{self._next_name()}", context=context)
@@ -321,6 +323,17 @@ class DeterministicLoop(NoOutside):
     def close(self) -> None:
         """As evict."""
         self.evict()
+
+
+async def awaited(future: asyncio.Future[_T]) -> _T:
+    """A coroutine that waits for a future: what a durable call returns has begun, and may be awaited like one."""
+    return await future
+
+
+def _close(coro: object) -> None:
+    close = getattr(coro, "close", None)
+    if close is not None:
+        close()
 
 
 def _by_default(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

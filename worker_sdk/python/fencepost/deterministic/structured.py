@@ -12,6 +12,7 @@ from contextvars import Context
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from fencepost.deterministic.loop import awaited
 from fencepost.deterministic.waiting import wait
 
 _T = TypeVar("_T")
@@ -46,13 +47,23 @@ class TaskGroup:
         return self
 
     def create_task(
-        self, coro: Coroutine[Any, Any, _T], *, name: str | None = None, context: Context | None = None
+        self,
+        coro: Coroutine[Any, Any, _T] | asyncio.Future[_T],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
     ) -> asyncio.Task[_T]:
-        """Run `coro` as a task of this group. RuntimeError before it is entered, and when it is ending."""
+        """Run `coro`, or wait for a future, as a task of this group.
+
+        RuntimeError before it is entered, and when it is ending.
+        """
         if self._parent is None or self._closed or self._aborting:
-            coro.close()
+            if not isinstance(coro, asyncio.Future):
+                coro.close()
             state = "has not been entered" if self._parent is None else "has ended" if self._closed else "is ending"
             raise RuntimeError(f"this TaskGroup {state}: it takes no task")
+        if isinstance(coro, asyncio.Future):
+            coro = awaited(coro)
         task = asyncio.get_running_loop().create_task(coro, name=name, context=context)
         self._tasks[task] = None
         task.add_done_callback(self._task_ended)

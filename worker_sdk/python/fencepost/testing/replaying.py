@@ -161,6 +161,9 @@ class _Told(CodeRun):
                 if op is not None:
                     self.tell(f"{'':8}op {number}: {op.text}")
 
+    def _tell_end(self, failure: Failed | None) -> None:
+        """It has been told, when it happened."""
+
     def tell_events(self, seq: int) -> None:
         """All events up to that one have been fed."""
         first, self._told_events = self._told_events, max(self._told_events, seq)
