@@ -19,8 +19,8 @@ values (%(query_id)s, %(namespace)s, %(handler)s, %(run_id)s, %(name)s, %(json)s
         clock_timestamp() + %(timeout)s);
 
 -- name: take
--- Questions that workers of this server can answer, also its own: a worker may have come meanwhile. locks: their rows, skipping those that another server takes.
--- index: query_open
+-- Questions that workers of this server can answer, also its own: a worker may have come meanwhile.
+-- locks: their rows, skipping those that another server takes. index: query_open
 update query set taken_by = %(server)s
 where query_id = any(array(
     select q.query_id
@@ -32,13 +32,13 @@ returning query_id, namespace, run_id, name, input, input_binary, input_metadata
           extract(epoch from expires_at - clock_timestamp())::float8;
 
 -- name: answer
--- locks: its row.
+-- locks: its row. index: query_pkey
 update query set answered = true, output = %(json)s, output_binary = %(binary)s, output_metadata = %(metadata)s,
                  failure = %(failure)s
 where query_id = %(query_id)s and taken_by = %(server)s;
 
 -- name: give_back
--- The worker that was asked has gone: any other may answer. locks: its row.
+-- The worker that was asked has gone: any other may answer. locks: its row. index: query_pkey
 update query set taken_by = null where query_id = %(query_id)s and taken_by = %(server)s and not answered;
 
 -- name: fetch
@@ -47,5 +47,5 @@ delete from query where asked_by = %(server)s and answered
 returning query_id, output, output_binary, output_metadata, failure;
 
 -- name: withdraw
--- Nobody waits any more. locks: its row.
+-- Nobody waits any more. locks: its row. index: query_pkey
 delete from query where query_id = %(query_id)s;
