@@ -316,7 +316,7 @@ def test_no_list_rests_on_statistics(grown: psycopg.Connection[Any]) -> None:
 def test_every_statement_that_looks_something_up_says_which_index_it_uses() -> None:
     """The comment stays in the text, so that it shows up in pg_stat_activity."""
     silent = []
-    for file in ("batch", "task", "run", "definition", "retention", "extra", "schedule", "wait"):
+    for file in ("batch", "task", "run", "definition", "retention", "extra", "schedule", "wait", "query"):
         for name, text in statements(file).items():
             comment = b"\n".join(line for line in text.splitlines() if line.startswith(b"--"))
             if re.search(rb"\bwhere\b", text) and b"index:" not in comment and b"HOT" not in comment:
