@@ -71,21 +71,21 @@ async def claim(
     """Lease ready tasks, the wants in their order, the n-th task to the n-th of ``sessions``. One round trip, and one
     more if ``after`` wants histories: the first page of each, by run.
 
-    Takes no more once the inputs of those before come to ``max_bytes``.
+    Takes no more once the inputs of those before come to ``max_bytes``. Raises DatabaseUnavailable, and then tasks may
+    have been leased.
     """
     queues, handlers, priorities = columns([(w.queue, w.handler, w.priority) for w in wants], Texts, Texts, Ints)
     params = {
         "namespace": namespace, "queues": queues, "handlers": handlers, "priorities": priorities,
         "sessions": Uuids(sessions), "limit": len(sessions), "max_bytes": max_bytes,
     }  # fmt: skip
-    async with database.transaction() as session:
-        claimed = [_claimed(row) for row in await session.rows(query("task", "claim"), params)]
-        wanted = after(claimed)
-        histories: dict[str, History] = {run_id: [] for run_id, _seq in wanted}
-        if wanted:
-            run_ids, seqs = columns(wanted, Uuids, Ints)
-            for ord_, *row in await session.rows(query("extra", "history"), {"a": run_ids, "b": seqs}):
-                histories[wanted[ord_ - 1][0]].append(tuple(row))
+    claimed = [_claimed(row) for row in await database.rows(query("task", "claim"), params)]
+    wanted = after(claimed)
+    histories: dict[str, History] = {run_id: [] for run_id, _seq in wanted}
+    if wanted:  # after the commit of the leases: most claims want none, and rows are not kept locked for it
+        run_ids, seqs = columns(wanted, Uuids, Ints)
+        for ord_, *row in await database.rows(query("extra", "history"), {"a": run_ids, "b": seqs}):
+            histories[wanted[ord_ - 1][0]].append(tuple(row))
     return claimed, histories
 
 
