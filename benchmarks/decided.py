@@ -145,5 +145,6 @@ def _fold(config: Config, graph: Graph, now: datetime, runs: dict[str, RunRow], 
         UndoOrders(),
         lambda _session: None,
         {},
+        {},
     )
     return Fold(environment, runs, tasks, {}, {graph.hash: graph})

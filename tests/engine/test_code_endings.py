@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 
 import grpc
@@ -15,7 +16,9 @@ from tests.engine.code import (
     CONTINUE,
     FAIL,
     Code,
+    another_decider,
     call,
+    child,
     local,
     open_code,
     payload,
@@ -23,7 +26,7 @@ from tests.engine.code import (
     signal,
     timer,
 )
-from tests.engine.flows import PERMANENT, OpenScene, given, state_of, value_of
+from tests.engine.flows import PERMANENT, OpenScene, given, state_of, step, value_of, workflow
 from tests.engine.rows import execute, fetch
 from tests.fixtures.api import DEADLINE
 from tests.fixtures.raw_worker import LEASE_LOST, REFUSED
@@ -263,3 +266,94 @@ async def test_a_function_that_acted_on_the_failure_cannot_be_retried(code: Code
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await retry(code, run_id)
     assert decode(refused.value).reason == "ILLEGAL_TRANSITION"
+
+
+async def test_a_run_of_a_removed_definition_cannot_continue_as_new(code: Code) -> None:
+    """I9: whichever comes first."""
+    run_id = await code.start()
+    run = await code.take()
+    found = await code.scene.api.get(run_id)
+    await execute(code.scene.dsn, f"update deployment set removed = array['\\x{found.definition_hash}'::bytea]")
+    await run.advance(outcome=AS_NEW, output=payload(1))
+    ended = await code.scene.api.wait(run_id)
+    assert (state_of(ended), ended.failure.code) == ("FAILED", "DEFINITION_REMOVED")
+
+
+async def test_a_run_that_continues_as_new_has_its_input_checked_as_any_run(code: Code) -> None:
+    stricter = {"id": "code", "compatibility_id": "2", "code": {}, "input_schema": {"type": "integer"}}
+    await code.scene.api.register(json.dumps(stricter))
+    run_id = (await code.scene.api.start("code", definition_hash=(await old_hash(code)))).run_id
+    run = await code.take()
+    await run.advance(outcome=AS_NEW, output=payload("no integer"))
+    ended = await code.scene.api.wait(run_id)
+    assert (state_of(ended), ended.failure.code) == ("FAILED", "INPUT_SCHEMA_MISMATCH")
+
+
+async def old_hash(code: Code) -> str:
+    """The hash of the first definition."""
+    rows = await fetch(code.scene.dsn, "select encode(hash, 'hex') from definition where compatibility_id = '1'")
+    return str(rows[0][0])
+
+
+async def test_a_pause_goes_along_with_a_run_that_continues_as_new(code: Code) -> None:
+    run_id = await code.start()
+    run = await code.take()
+    await code.scene.api.runs.PauseRun(run_service_pb2.PauseRunRequest(run_id=run_id), timeout=DEADLINE)
+    await run.advance(outcome=AS_NEW, output=payload(1))
+    following = (await code.scene.api.get(run_id)).next_run_id
+    assert state_of(await code.scene.api.get(following)) == "PAUSED"
+    await code.decider.no_task()
+    await code.scene.api.runs.ResumeRun(run_service_pb2.ResumeRunRequest(run_id=run_id), timeout=DEADLINE)
+    run = await code.take()
+    assert run.task.task.run_id == following
+    await run.complete()
+
+
+async def test_a_paused_run_is_leased_to_nobody(code: Code) -> None:
+    code.decider.workflow_capacity_now = 0
+    await code.decider.sync()
+    run_id = await code.start()
+    await code.scene.api.runs.PauseRun(run_service_pb2.PauseRunRequest(run_id=run_id), timeout=DEADLINE)
+    other = await another_decider(code.scene)
+    await other.no_task()
+    await code.scene.api.runs.ResumeRun(run_service_pb2.ResumeRunRequest(run_id=run_id), timeout=DEADLINE)
+    await (await code.take(other)).complete()
+    await other.close()
+
+
+async def test_a_removal_amid_the_clean_up_of_a_cancelled_run_ends_it_with_its_children(code: Code) -> None:
+    await code.scene.api.register(workflow(step("b"), workflow_id="kid"))
+    run = await code.begin(child(1, "kid"))
+    run_id = run.task.task.run_id
+    await code.scene.worker.task()
+    await code.scene.api.runs.CancelRun(run_service_pb2.CancelRunRequest(run_id=run_id), timeout=DEADLINE)
+    await code.again(run)
+    request = definition_pb.RemoveDefinitionRequest(
+        workflow_id="code", definition_hash=(await code.scene.api.get(run_id)).definition_hash
+    )
+    await code.scene.api.definitions.RemoveDefinition(request, timeout=DEADLINE)
+    kid = (await fetch(code.scene.dsn, "select run_id::text from run where workflow_id = 'kid'"))[0][0]
+    await code.scene.api.runs.TerminateRun(run_service_pb2.TerminateRunRequest(run_id=kid), timeout=DEADLINE)
+    assert state_of(await code.scene.api.wait(run_id)) == "CANCELLED"
+
+
+async def test_wake_ups_at_once_stay_within_a_sessions_capacity(code: Code) -> None:
+    """However many runs wake in a batch, their worker is leased no more than it takes."""
+    await code.start()
+    runs = [await code.take()]
+    for _ in range(9):
+        await code.start()
+        runs.append(await code.take())
+    for run in runs:
+        await run.advance(timer(1, 3600))
+    code.decider.workflow_capacity_now = 2
+    await code.decider.sync()
+    await execute(code.scene.dsn, "update timer set fire_at = clock_timestamp()")
+    ended = 0
+    while ended < 10:
+        first = await code.take()
+        assert await fetch(code.scene.dsn, "select count(*) <= 2 from task where lease_session is not null") == [
+            (True,)
+        ]
+        await first.complete()
+        ended += 1

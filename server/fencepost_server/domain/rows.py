@@ -240,6 +240,8 @@ class UndoRow:
     """JSON of a plan, of an op of a code run."""
     origin: str | None = None
     """The run of the chain that it was a step of, if that is another one: where its input and output are."""
+    origin_seq: int | None = None
+    """``of_seq`` there: here it is a number that keeps the order."""
 
 
 def stopped_task(task: TaskRow) -> str:

@@ -78,6 +78,7 @@ async def advance(ctx: RunContext, report: Report, task: TaskRow, advance: Advan
     as_new = advance.outcome is AdvanceOutcome.CONTINUE_AS_NEW
     if as_new and (refused := await _cannot_continue(ctx, advance)) is not None:
         return refused
+    before = run.next_seq
     applied = await applying.apply(ctx, task, advance)
     if isinstance(applied, Answer):
         return applied
@@ -85,7 +86,7 @@ async def advance(ctx: RunContext, report: Report, task: TaskRow, advance: Advan
     _accepted(decider, report, advance)
     deciding.for_all(ctx, task)
     kept, refused_end = True, False
-    if advance.outcome in _ENDS and _must_see(ctx, decider, advance, unseen):
+    if advance.outcome in _ENDS and _must_see(ctx, decider, advance, unseen, run.next_seq - before):
         decider.refusals += 1
         refused_end = True
     elif advance.outcome in _ENDS:
@@ -120,12 +121,16 @@ def _cannot_be(ctx: RunContext, decider: Decider, advance: Advance) -> Answer | 
     return None
 
 
-def _must_see(ctx: RunContext, decider: Decider, advance: Advance, unseen: tuple[HistoryEvent, ...]) -> bool:
+def _must_see(
+    ctx: RunContext, decider: Decider, advance: Advance, unseen: tuple[HistoryEvent, ...], written: int
+) -> bool:
     """The function ends without having seen events that it might have acted on. After three times, signals do not count
     any more: they might come for ever.
     """
     if ctx.control.ending is not None and not ctx.is_ending and advance.outcome is not AdvanceOutcome.CONTINUE_AS_NEW:
         return False  # what it ends as is decided
+    if unseen and unseen[-1].seq < ctx.run.next_seq - 1 - written:
+        return True  # there are more than were read
     inputs = [event for event in unseen if event.type in INPUTS]
     if advance.outcome is AdvanceOutcome.CONTINUE_AS_NEW:
         return any(event.type != EventType.SIGNAL_RECEIVED for event in inputs)
@@ -168,6 +173,12 @@ async def _ended(ctx: RunContext, advance: Advance) -> None:
 
 
 async def _continued(ctx: RunContext, advance: Advance) -> None:
+    if continuing.is_removed(ctx):
+        hash_ = ctx.run.definition_hash.hex()
+        message = f"definition {hash_} of workflow {ctx.run.workflow_id!r} was removed"
+        failure = Failure(FailureKind.PERMANENT, "DEFINITION_REMOVED", message)
+        await ending.begin(ctx, RunState.FAILED, failure, retryable=False)
+        return
     if advance.output is not None and advance.output.binary is None:
         faults = continuing.following_graph(ctx).input_violations(advance.value)
         if faults:

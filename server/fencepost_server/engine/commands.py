@@ -111,7 +111,7 @@ async def _act(ctx: RunContext, command: Command) -> Commanded | FencepostError 
             control = ctx.control
             control.paused = True
             ctx.event(EventType.RUN_PAUSED, detail={"reason": command.reason})
-            if control.open_steps:
+            if control.open_steps or control.decider is not None:
                 await ctx.read("park", ctx.run.run_id)
         case CommandKind.RESUME:
             await _resume(ctx, command)
@@ -297,9 +297,11 @@ def _restart(ctx: RunContext, task: TaskRow) -> None:
 
 async def _remove(ctx: RunContext) -> None:
     """The definition of the run was removed: its steps are fenced off at once, what they did is undone (I9)."""
-    if ctx.control.ending is not None:
-        await deciding.fence(ctx, "DEFINITION_REMOVED")
+    if ctx.is_ending:
         await ending.fence_tasks(ctx)
+        return
+    if ctx.control.ending is not None:  # a code run cleans up, for a cause that stands
+        await deciding.cut_short(ctx, "DEFINITION_REMOVED")
         return
     message = f"definition {ctx.run.definition_hash.hex()} of workflow {ctx.run.workflow_id!r} was removed"
     failure = Failure(FailureKind.PERMANENT, "DEFINITION_REMOVED", message)

@@ -33,7 +33,7 @@ from fencepost_server.engine.changes import Changes, Eager, Limits, Rows, Sticky
 from fencepost_server.engine.context import Environment, UndoOrders
 from fencepost_server.engine.fold import Act, Fold, Folding
 from fencepost_server.engine.keys import REQUEST_ID, Keys, dedupe_key_of, has_keys, keys_of
-from fencepost_server.engine.operations import Deliver, Operation, Report, Start, Started
+from fencepost_server.engine.operations import Deliver, Operation, Report, Start, Started, WorkerSession
 from fencepost_server.store import batch, extras
 from fencepost_server.store.batch import Clock, Key, KeyRow, Locked
 from fencepost_server.store.connection import Connection, Session, transaction
@@ -75,19 +75,38 @@ class Committer:
 
     async def work(self, connection: Connection, operations: list[Operation], skip_locked: bool) -> list[Operation]:
         """A lane's ``work``. Returns the operations whose runs another transaction holds."""
-        async with transaction(connection, self._config) as session:
-            decided, skipped = await self._decide(session, operations, skip_locked)
-            await _write(session, decided.changes)
-            await _free_keys(session, decided.changes)
-        for rows in decided.changes.undo_logs:
-            self._undo_orders.keep(rows)
-        if self.after_commit is not None:
-            await self.after_commit()
-        self._told(decided)
+        given: list[WorkerSession] = []
+        try:
+            async with transaction(connection, self._config) as session:
+                decided, skipped = await self._decide(session, operations, skip_locked, given)
+                await _write(session, decided.changes)
+                await _free_keys(session, decided.changes)
+            for rows in decided.changes.undo_logs:
+                self._undo_orders.keep(rows)
+            if self.after_commit is not None:
+                await self.after_commit()
+            self._told(decided)
+        finally:
+            for holder in given:
+                holder.reserve(-1)
         return skipped
 
+    def _reserving(self, given: list[WorkerSession]) -> Sticky:
+        """Keeps room for each DECIDE task that a batch gives to a session, until the session has been told: no other
+        run of this batch, nor of another lane, may count on it.
+        """
+
+        def sticky(session_id: str) -> WorkerSession | None:
+            session = self._sticky(session_id)
+            if session is not None:
+                session.reserve(1)
+                given.append(session)
+            return session
+
+        return sticky
+
     async def _decide(
-        self, session: Session, operations: list[Operation], skip_locked: bool
+        self, session: Session, operations: list[Operation], skip_locked: bool, given: list[WorkerSession]
     ) -> tuple[Decided, list[Operation]]:
         starts = [op for op in operations if isinstance(op, Start)]
         acts: list[Act] = [op for op in operations if not isinstance(op, Start)]
@@ -114,14 +133,16 @@ class Committer:
             acts = await delivery.deliverable(session, acts, changes)
         going_on = {(op.namespace, op.workflow_id) for op in reports if op.workflow_id}
         active = {key: locked.active[key] for key in going_on if key in locked.active}
+        active = {key: hash_ for key, hash_ in active.items() if hash_ not in locked.removed[key]}
         graphs = await self._catalog.graphs(
             session, {run.definition_hash for run in locked.runs.values()} | set(active.values())
         )
         fold = Fold(
             Environment(
                 locked.clock.now, locked.clock.epoch, self._hold_until(locked.clock), self._limits, random.random,
-                self._eager, changes, self._undo_orders, self._sticky,
+                self._eager, changes, self._undo_orders, self._reserving(given),
                 {key: graphs[hash_] for key, hash_ in active.items() if not graphs[hash_].broken},
+                locked.removed,
             ),
             locked.runs, locked.tasks, await _read_outcomes(session, reports, locked), graphs,
         )  # fmt: skip

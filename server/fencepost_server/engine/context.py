@@ -73,6 +73,8 @@ class Environment:
     sticky: Sticky
     active: Mapping[tuple[str, str], Graph]
     """The definitions that runs which continue as new begin with, by namespace and workflow."""
+    removed: Mapping[tuple[str, str], frozenset[bytes]]
+    """Hashes of definitions that were removed, of the workflows that are looked at."""
 
 
 class UndoOrders:

@@ -23,6 +23,14 @@ def following_graph(ctx: RunContext) -> Graph:
     return ctx.env.active.get((ctx.run.namespace, ctx.run.workflow_id), ctx.graph)
 
 
+def is_removed(ctx: RunContext) -> bool:
+    """The run's definition was removed, and there is none that the next run could take. The removal holds the lock of
+    the deployment that this batch shares: it finds all runs that were made before it, and none is made after it (I9).
+    """
+    key = (ctx.run.namespace, ctx.run.workflow_id)
+    return key not in ctx.env.active and ctx.run.definition_hash in ctx.env.removed.get(key, ())
+
+
 async def continue_as_new(ctx: RunContext, advance: Advance) -> None:
     """End the run as CONTINUED, and begin the next one."""
     run, control = ctx.run, ctx.control

@@ -313,9 +313,14 @@ async def asked_to_end(ctx: RunContext, state: RunState, failure: Failure, grace
 async def grace_over(ctx: RunContext) -> None:
     """The function has not ended in its grace."""
     if ctx.control.ending is not None and not ctx.is_ending:
-        await fence(ctx, "RUN_ENDED")
-        await ending.stop_open(ctx, 0.0)
-        await ending.go_on(ctx)
+        await cut_short(ctx, "RUN_ENDED")
+
+
+async def cut_short(ctx: RunContext, reason: str) -> None:
+    """The clean-up of a run that is to end is over: what is open is stopped."""
+    await fence(ctx, reason)
+    await ending.stop_open(ctx, 0.0)
+    await ending.go_on(ctx)
 
 
 async def fence(ctx: RunContext, reason: str) -> None:

@@ -70,7 +70,7 @@ async def next_one(ctx: RunContext) -> None:
     ctx.run.state = RunState.UNDOING
     task_id = ctx.event(
         EventType.UNDO_SCHEDULED, node_index=node.index, input_seq=row.input_seq,
-        detail={"of": row.of_seq, "handler": work.handler, "queue": work.queue, **_named(plan)},
+        detail={**_of(row), "handler": work.handler, "queue": work.queue, **_named(plan)},
     )  # fmt: skip
     extra = TaskExtra(
         TaskKind.UNDO, row.scope_id, row.item, row.of_seq, row.output_seq, row.unfinished, row.task_id, plan=plan,
@@ -86,9 +86,14 @@ async def _next_row(ctx: RunContext) -> tuple[UndoRow, Value, Payload | None]:
         rows = await ctx.read("next_undo", ctx.run.run_id)
         ctx.changes.undo_logs.append(rows)
         found = rows[0]
-    row = UndoRow(*found[:13])
-    value = Value(row.input_seq, row.input_bytes, payload_of_row(found[13:16]))
-    return row, value, None if row.output_seq is None else payload_of_row(found[16:19])
+    row = UndoRow(*found[:14])
+    value = Value(row.input_seq, row.input_bytes, payload_of_row(found[14:17]))
+    return row, value, None if row.output_seq is None else payload_of_row(found[17:20])
+
+
+def _of(row: UndoRow) -> dict[str, object]:
+    """What is undone: an event of this run, or of an earlier one of its chain."""
+    return {"of": row.of_seq} if row.origin is None else {"of": row.origin_seq, "of_run": row.origin}
 
 
 def _plan(row: UndoRow) -> tuple[str, str, str] | None:
@@ -133,7 +138,7 @@ def failed(ctx: RunContext, task: TaskRow, extra: TaskExtra, failure: Failure) -
 async def skip(ctx: RunContext, reason: str) -> None:
     """An operator leaves the step that is next as it is."""
     row, _value, _output = await _next_row(ctx)
-    detail = {"reason": reason, **_named(_plan(row))}
+    detail = {"reason": reason, **_named(_plan(row)), **({} if row.origin is None else _of(row))}
     ctx.event(EventType.UNDO_SKIPPED, node_index=row.node_index, input_seq=row.of_seq, detail=detail)
     _forget(ctx, row.of_seq)
     ctx.control.undone = True

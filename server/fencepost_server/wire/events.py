@@ -206,7 +206,11 @@ def _step_cancelled(e: _Entry) -> Message:
 
 def _undo_scheduled(e: _Entry) -> Message:
     return run_pb2.UndoScheduled(
-        node_id=e.node, of_seq=e.detail["of"], handler=e.detail["handler"], queue=e.detail["queue"]
+        node_id=e.node,
+        of_seq=e.detail["of"],
+        handler=e.detail["handler"],
+        queue=e.detail["queue"],
+        of_run_id=e.detail.get("of_run", ""),
     )
 
 
@@ -227,7 +231,9 @@ def _undo_failed(e: _Entry) -> Message:
 
 
 def _undo_skipped(e: _Entry) -> Message:
-    return run_pb2.UndoSkipped(node_id=e.node, of_seq=e.input_seq, reason=e.reason)
+    of_run = e.detail.get("of_run", "")
+    of_seq = e.detail["of"] if of_run else e.input_seq
+    return run_pb2.UndoSkipped(node_id=e.node, of_seq=of_seq, reason=e.reason, of_run_id=of_run)
 
 
 # Timers and signals

@@ -89,7 +89,17 @@ class Store:
         }
         changes = Changes(self.now)
         env = Environment(
-            self.now, self.epoch, NEVER, LIMITS, lambda: 0.5, lambda *_: None, changes, UndoOrders(), lambda _: None, {}
+            self.now,
+            self.epoch,
+            NEVER,
+            LIMITS,
+            lambda: 0.5,
+            lambda *_: None,
+            changes,
+            UndoOrders(),
+            lambda _: None,
+            {},
+            {},
         )
         fold = Fold(env, copy.deepcopy(self.runs), copy.deepcopy(self.tasks), ended, {self.graph.hash: self.graph})
         for folding in fold.foldings([(start, self.graph) for start in starts], reports):
@@ -109,7 +119,7 @@ class Store:
         assert need == Need("next_undo", (RUN,)), "a sequence of steps needs nothing else"
         of = max(self.undos)
         input_seq, output_seq = self.undos[of][5], self.undos[of][7]
-        return [(*self.undos[of], None, *self.events[input_seq - 1][10:13], *self.events[output_seq - 1][10:13])]
+        return [(*self.undos[of], None, None, *self.events[input_seq - 1][10:13], *self.events[output_seq - 1][10:13])]
 
     def apply(self, rows: Rows) -> None:
         """What the statements of a batch write."""

@@ -150,7 +150,7 @@ from unnest(%(a)s) with ordinality k(a, ord) join unparked u on u.run_id = k.a;
 -- What is undone next, and what after that: what may have acted without completing first, then in reverse order of completion. With
 -- inputs and outputs, for eager leases; only the first may be large. index: undo_unfinished, undo_pkey, event_pkey
 select k.ord, u.run_id, u.of_seq, u.unfinished, u.node_index, u.task_id, u.input_seq, u.input_bytes, u.output_seq, u.token,
-       u.scope_id, u.item, u.plan, u.origin, e.payload, e.payload_binary, e.payload_metadata, o.payload, o.payload_binary, o.payload_metadata,
+       u.scope_id, u.item, u.plan, u.origin, u.origin_seq, e.payload, e.payload_binary, e.payload_metadata, o.payload, o.payload_binary, o.payload_metadata,
        u.n
 from unnest(%(a)s) with ordinality k(a, ord)
 cross join lateral (
@@ -283,7 +283,8 @@ delete from timer where run_id = any(%(a)s) and kind = 8;
 
 -- name: move_undo
 -- A run continues as new, and its undo log with it: numbers that are below all of the new run keep the order. index: undo_pkey
-update undo u set run_id = k.b, of_seq = u.of_seq - k.c, origin = coalesce(u.origin, u.run_id)
+update undo u set run_id = k.b, of_seq = u.of_seq - k.c, origin = coalesce(u.origin, u.run_id),
+                  origin_seq = coalesce(u.origin_seq, u.of_seq)
 from unnest(%(a)s, %(b)s, %(c)s) k(a, b, c) where u.run_id = any(%(a)s) and u.run_id = k.a;
 
 -- name: move_key

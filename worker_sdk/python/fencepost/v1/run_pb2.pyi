@@ -1638,6 +1638,7 @@ class UndoScheduled(_message.Message):
     OF_SEQ_FIELD_NUMBER: _builtins.int
     HANDLER_FIELD_NUMBER: _builtins.int
     QUEUE_FIELD_NUMBER: _builtins.int
+    OF_RUN_ID_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The node."""
     of_seq: _builtins.int
@@ -1646,6 +1647,8 @@ class UndoScheduled(_message.Message):
     """What workers register."""
     queue: _builtins.str
     """Where it waits."""
+    of_run_id: _builtins.str
+    """The run of the chain whose event of_seq is, if it is not this one."""
     def __init__(
         self,
         *,
@@ -1653,10 +1656,11 @@ class UndoScheduled(_message.Message):
         of_seq: _builtins.int = ...,
         handler: _builtins.str = ...,
         queue: _builtins.str = ...,
+        of_run_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handler", b"handler", "node_id", b"node_id", "of_seq", b"of_seq", "queue", b"queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handler", b"handler", "node_id", b"node_id", "of_run_id", b"of_run_id", "of_seq", b"of_seq", "queue", b"queue"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1789,22 +1793,26 @@ class UndoSkipped(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     OF_SEQ_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    OF_RUN_ID_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The node."""
     of_seq: _builtins.int
     """The event of what is not undone."""
     reason: _builtins.str
     """Why."""
+    of_run_id: _builtins.str
+    """See UndoScheduled."""
     def __init__(
         self,
         *,
         node_id: _builtins.str = ...,
         of_seq: _builtins.int = ...,
         reason: _builtins.str = ...,
+        of_run_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "of_seq", b"of_seq", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "of_run_id", b"of_run_id", "of_seq", b"of_seq", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
