@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import functools
+import itertools
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ from fencepost.policies import duration_text, seconds_in
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost_server.domain.code import op_node
 from fencepost_server.domain.manifest import parse_manifest
+from fencepost_server.domain.model import FailureKind as ServerKind
+from fencepost_server.domain.policy import RetryPolicy
+from fencepost_server.domain.retry import decide
 from tests.unit.sdk.replaying import RUN_ID, Decider, Story, decided, output_of, replayed, result_of
 
 
@@ -337,13 +341,22 @@ def _call_of(fn: Callable[..., Any]) -> Any:
     return call
 
 
-def test_retries_pause_as_the_server_would() -> None:
-    retry = Retry(max_attempts=4, initial_delay=2, multiplier=3, max_delay=7, jitter=0, max_corrective_attempts=1)
-    pauses = [retry.pause_after(FailureKind.OPERATIONAL, failures, 0) for failures in (1, 2, 3, 4)]
-    assert pauses == [2, 6, 7, None]
-    assert [retry.pause_after(FailureKind.CORRECTIVE, 0, failures) for failures in (1, 2)] == [0, None]
-    assert retry.pause_after(FailureKind.PERMANENT, 0, 0) is None
-    assert retry.pause_after(FailureKind.OPERATIONAL, 1, 0, retry_after=99) == 99
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_retries_pause_as_the_server_would(most: int) -> None:
+    retry = Retry(max_attempts=4, initial_delay=2, multiplier=3, max_delay=7, jitter=0, max_corrective_attempts=most)
+    policy = RetryPolicy(4, 2.0, 3.0, 7.0, 0.0, most)
+    for kind, asked in itertools.product(
+        (FailureKind.OPERATIONAL, FailureKind.CORRECTIVE, FailureKind.PERMANENT), (None, 99.0)
+    ):
+        for operational, corrective in itertools.product(range(6), repeat=2):
+            if (operational if kind is FailureKind.OPERATIONAL else corrective) == 0:
+                continue  # the counters have the failure that is decided on
+            served = decide(policy, ServerKind[kind.name], operational, corrective, asked, 0.5)
+            paused = retry.pause_after(kind, operational, corrective, asked)
+            assert paused == (None if served is None else pytest.approx(served.delay)), (kind, operational, corrective)
+
+
+def test_chance_moves_the_pauses_within_the_jitter() -> None:
     jittered = {Retry(jitter=0.5).pause_after(FailureKind.OPERATIONAL, 1, 0) for _ in range(50)}
     assert all(pause is not None and 0.5 <= pause <= 1.5 for pause in jittered)
     assert len(jittered) > 40

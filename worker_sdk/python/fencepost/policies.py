@@ -50,8 +50,8 @@ def duration_text(seconds: float) -> str:
 class Retry:
     """How often a step is tried, with what pauses.
 
-    ``max_attempts`` bounds attempts that fail as operational, ``max_corrective_attempts`` the further ones with
-    feedback. Delays are in seconds or timedeltas; ``jitter`` is the part of a delay that chance may take or add.
+    ``max_attempts`` bounds attempts that fail as operational, ``max_corrective_attempts`` those that fail as
+    corrective. Delays are in seconds or timedeltas; ``jitter`` is the part of a delay that chance may take or add.
     Raises ValueError for what no manifest could have.
     """
 
@@ -93,7 +93,7 @@ class Retry:
         if kind is FailureKind.PERMANENT:
             return None
         if kind is FailureKind.CORRECTIVE:
-            return 0.0 if corrective <= self.max_corrective_attempts else None
+            return 0.0 if corrective < self.max_corrective_attempts else None
         if operational >= self.max_attempts:
             return None
         if retry_after is not None:
