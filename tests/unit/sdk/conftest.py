@@ -8,6 +8,7 @@ import pytest
 
 from fencepost import Client
 from tests.unit.sdk.answering import Server
+from tests.unit.sdk.replaying import replays
 
 
 @pytest.fixture
@@ -15,6 +16,14 @@ def server() -> Iterator[Server]:
     made = Server()
     yield made
     made.close()
+
+
+@pytest.fixture(autouse=True)
+def _evicted() -> Iterator[None]:
+    """Runs that a test has left in memory go with it."""
+    yield
+    while replays:
+        replays.pop().evict()
 
 
 @pytest.fixture

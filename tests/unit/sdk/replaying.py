@@ -242,10 +242,15 @@ _APPLY: dict[str, Callable[[Story, run_pb2.Event, pb.Command], None]] = {
 }
 
 
+replays: list[CodeRun] = []
+"""Those of the test that runs: they are evicted at its end, or their tasks would complain in another."""
+
+
 def replayed(workflow: Workflow[..., Any], story: Story, upto: int | None = None, **options: Any) -> CodeRun:
     """A run that was fed the whole history, or its first events as if they were all."""
     upto = story.last_seq if upto is None else upto
     run = CodeRun(workflow, RUN_ID, seen_seq=min(story.seen_seq, upto), advance_no=story.advance_no, **options)
+    replays.append(run)
     run.feed(story.history[:upto])
     return run
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from fencepost import PermanentError, StepFailed, TaskGroup, WorkflowContext, workflow
+from fencepost import PermanentError, StartRun, StepFailed, TaskGroup, WorkflowContext, workflow
+from fencepost.calls import _start_request
+from fencepost.codec import encode
 from fencepost.failure import failed
 from fencepost.local_functions import local_function
 from tests.unit.sdk.replaying import Decider, Story, decided, output_of, replayed, result_of
@@ -227,3 +229,41 @@ def test_the_log_tells_of_failures_that_nobody_has_awaited(caplog: pytest.LogCap
 def test_the_failure_of_a_group_says_what_was_in_it() -> None:
     error = ExceptionGroup("tasks failed", [ExceptionGroup("more", [ValueError("this")]), TypeError("that")])
     assert failed(error, 1 << 20).message == "tasks failed (2 sub-exceptions), first ValueError: this"
+
+
+def test_the_log_tells_once_of_a_function_that_nothing_can_bring_on(caplog: pytest.LogCaptureFixture) -> None:
+    @workflow("w", compatibility_id="1")
+    async def flow(ctx: WorkflowContext) -> None:
+        await ctx.signal("go")
+        await asyncio.Event().wait()
+
+    decider = decided(flow)
+    assert not caplog.records
+    for _ in range(2):
+        decider.story.signal("go")
+        decider.go()
+    [record] = caplog.records
+    assert record.getMessage().endswith("the function waits for nothing durable: only a cancellation can end that")
+
+
+def test_a_query_without_an_input_has_the_default_of_its_handler() -> None:
+    def progress(verbose: bool = False) -> str:
+        return "all" if verbose else "short"
+
+    @workflow("w", compatibility_id="1")
+    async def flow(ctx: WorkflowContext) -> None:
+        ctx.on_query("progress", progress)
+        await ctx.signal("end")
+
+    decider = decided(flow)
+    answers = [decider.run.query("progress", encode(given)).decode() for given in (None, True)]
+    assert answers == ["short", "all"]
+
+
+def test_a_run_is_started_by_its_workflow() -> None:
+    @workflow("by.itself", compatibility_id="1")
+    async def flow(ctx: WorkflowContext, some: bytes) -> None: ...
+
+    request = _start_request(StartRun(flow, b"\x00"))
+    assert (request.workflow_id, request.input.binary) == ("by.itself", b"\x00")
+    assert _start_request(StartRun("by.name", 1)).workflow_id == "by.name"

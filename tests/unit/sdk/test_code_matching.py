@@ -184,6 +184,7 @@ CHANGES: dict[str, tuple[Callable[[WorkflowContext], object], Callable[[Workflow
 def test_another_input_warns_or_blocks_as_configured(change: str, caplog: pytest.LogCaptureFixture) -> None:
     before, after, message = CHANGES[change]
     story = decided(code(asking(before))).story
+    caplog.clear()
     replayed(code(asking(after)), story)
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
         f"[{RUN_ID}] {message}"
@@ -195,6 +196,7 @@ def test_another_input_warns_or_blocks_as_configured(change: str, caplog: pytest
 
 def test_the_order_of_keys_and_of_sets_is_no_change(caplog: pytest.LogCaptureFixture) -> None:
     story = decided(code(asking(lambda ctx: ctx.run(charge, {"a": {3, 1, 2}, "b": 1})))).story
+    caplog.clear()
     replayed(code(asking(lambda ctx: ctx.run(charge, {"b": 1, "a": {2, 3, 1}}))), story, on_input_change="block")
     assert [record for record in caplog.records if record.levelno == logging.WARNING] == []
 

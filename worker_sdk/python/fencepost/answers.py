@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
-from fencepost.codec import Codec, Value, codec_for, encode
+from fencepost.codec import NULL, Codec, Value, codec_for, encode
 from fencepost.errors import NotEncodable
 from fencepost.workflow_errors import UnknownQuery
 
@@ -34,7 +34,10 @@ class Answers:
             for parameter in inspect.signature(handler).parameters.values()
             if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD}
         ]
-        output = handler(_codec_of(handler, parameters[0]).decode(payload)) if parameters else handler()
+        given = parameters[:1]
+        if given and given[0].default is not inspect.Parameter.empty and (payload == NULL or payload.json == "null"):
+            given = []
+        output = handler(*(_codec_of(handler, parameter).decode(payload) for parameter in given))
         if inspect.isawaitable(output):
             raise NotEncodable(f"the query {name} answered with an awaitable")
         return encode(output)

@@ -272,8 +272,9 @@ def _start_request(start: StartRun) -> runs.StartRunRequest:
     """A request without its namespace. Raises NotEncodable, or ValueError for a policy that there is not."""
     if start.on_active_duplicate not in _POLICIES:
         raise ValueError(f"on_active_duplicate is {start.on_active_duplicate!r}, neither 'conflict' nor 'bind'")
+    workflow = start.workflow_id
     request = runs.StartRunRequest(
-        workflow_id=start.workflow_id,
+        workflow_id=workflow if isinstance(workflow, str) else workflow.workflow_id,
         definition_hash=start.definition_hash,
         user_id=start.user_id,
         request_key=start.request_key,
@@ -287,7 +288,8 @@ def _start_request(start: StartRun) -> runs.StartRunRequest:
         request.start_delay.CopyFrom(duration_of(start.start_delay))
     if start.run_timeout is not None:
         request.run_timeout.CopyFrom(duration_of(start.run_timeout))
-    fill_payload(request.input, encode(start.input))
+    value = encode(start.input) if isinstance(workflow, str) else workflow.encode_input(start.input)
+    fill_payload(request.input, value)
     return request
 
 

@@ -43,6 +43,7 @@ from fencepost.schedule_calls import ScheduleRequests
 from fencepost.schedule_client import Schedules
 from fencepost.status import error_of_call
 from fencepost.v1 import definition_service_pb2_grpc, run_service_pb2_grpc, schedule_service_pb2_grpc
+from fencepost.workflow import Workflow
 
 T = TypeVar("T")
 
@@ -129,7 +130,7 @@ class Client:
 
     def start_run(
         self,
-        workflow_id: str,
+        workflow_id: str | Workflow[..., Any],
         input: object = None,
         *,
         request_key: str = "",
@@ -142,7 +143,7 @@ class Client:
         start_delay: float = 0.0,
         run_timeout: float | None = None,
     ) -> RunHandle:
-        """Start a run; it has been committed when this returns.
+        """Start a run; it has been committed when this returns. A code workflow may be given itself, for its id.
 
         ``request_key`` makes it happen once for ever: the same key again returns the run that exists.
         ``dedupe_key`` makes it happen one at a time: the same key again returns the run that exists until that

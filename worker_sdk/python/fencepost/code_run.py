@@ -83,6 +83,7 @@ class CodeRun:
         self._in_flight: tuple[Decision, list[Unsent]] | None = None
         self._idle = False
         self._over = False
+        self._stuck = False
 
     def __repr__(self) -> str:
         return f"<CodeRun {self.run_id} {self.workflow.workflow_id} seq={self.seq}>"
@@ -235,6 +236,9 @@ class CodeRun:
             decision = Decision(number, seen, outcome, commands, taken, waits, output, failure)
         if ends:
             self._tell_end(failure)
+        elif outcome == _WAIT and not self._stuck and not any(op.awaited for op in book.ops.values()):
+            self._stuck = True
+            logger.warning("[%s] the function waits for nothing durable: only a cancellation can end that", self.run_id)
         self._in_flight = (decision, unsent)
         return decision
 

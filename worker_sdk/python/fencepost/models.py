@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fencepost.v1 import run_service_pb2
+    from fencepost.workflow import Workflow
 
 E = TypeVar("E", bound=enum.StrEnum)
 
@@ -206,7 +207,7 @@ answered with that run (``input_differs``).
 class StartRun:
     """One run to start, as `Client.start_runs` takes them; `Client.start_run` says what the fields mean."""
 
-    workflow_id: str
+    workflow_id: str | Workflow[..., Any]
     input: object = None
     request_key: str = ""
     user_id: str = ""
