@@ -13,7 +13,7 @@ import contextlib
 import json
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, LiteralString, TypeVar
@@ -43,18 +43,22 @@ from tests.fixtures.api import DEADLINE, Api
 from tests.fixtures.databases import database_address, redirected
 from tests.fixtures.proxy import Proxy
 from tests.fixtures.raw_worker import ALREADY_DONE, LEASE_LOST, OK, RawWorker, StreamEnded
-from tests.fixtures.servers import Setting
+from tests.fixtures.servers import InProcessServer, Setting
 from tests.fixtures.waiting import TIMEOUT, eventually
 
 T = TypeVar("T")
+S = TypeVar("S", bound="Stage")
 Wanted = Callable[[Operation], bool]
 
 SETTINGS: dict[str, Setting] = {
     **STAYING, "lanes": 1, "prepared": "off", "poll_interval": 0.05, "operation_timeout": 60.0
 }  # fmt: skip
-_COMMIT = b"commit\0"
+WORKER: dict[str, Any] = {"handlers": HANDLERS, "capacity": 100}
+COMMIT = b"commit\0"
 _HASH = re.compile("[0-9a-f]{64}")
-_VOLATILE = {"event_time", "fencing_token", "ready_time", "fire_time", "timeout_time", "definition_hash"}
+_VOLATILE = {
+    "event_time", "fencing_token", "ready_time", "fire_time", "timeout_time", "deadline_time", "definition_hash",
+}  # fmt: skip
 _TABLES: tuple[LiteralString, ...] = (
     "task", "timer", "wait", "signal", "scope", "output", "child", "undo", "stopped_task", "checkpoint", "request",
 )  # fmt: skip
@@ -110,12 +114,17 @@ class Stage(Flow):
     run_ids: list[str] = field(default_factory=list)
     same_process: bool = True
     """Whether it is the same worker that comes back after the server's death, or another process."""
+    hello: Mapping[str, Any] = field(default_factory=dict)
+    """What its worker says of itself, beside its handlers."""
+    address: str = ""
+    """Where everybody is."""
     _wanted: Wanted | None = None
     _cuts: int = 0
     _held: dict[tuple[str, int], pb.TaskRef] = field(default_factory=dict)
     _dead: asyncio.Event = field(default_factory=asyncio.Event)
     _awake: asyncio.Event = field(default_factory=asyncio.Event)
     _moved: bool = False
+    _other: tuple[InProcessServer, Proxy, Proxy] | None = None
 
     # The crash
 
@@ -125,6 +134,9 @@ class Stage(Flow):
         before, self._wanted = self._cuts, wanted
         yield
         await eventually(lambda: self._cuts > before, what="there is such an operation")
+        await self._come_back()
+
+    async def _come_back(self) -> None:
         if self.crash is not None and self.crash.deadly:
             await asyncio.wait_for(self._dead.wait(), TIMEOUT)
             await self._move()
@@ -156,7 +168,7 @@ class Stage(Flow):
         elif self.crash is not None:
             forward = self.crash is Crash.ANSWER_LOST
             ours = next(s for s in _statements(operations))
-            self.database.break_on(_COMMIT, "up", "reset", after=ours, forward=forward)
+            self.database.break_on(COMMIT, "up", "reset", after=ours, forward=forward)
         try:
             done: list[Operation] = await work(connection, operations, skip_locked)
         except psycopg.OperationalError:
@@ -184,8 +196,9 @@ class Stage(Flow):
         if self._moved:
             return
         self._moved = True
-        other = await self.scene.serve(**SETTINGS)
-        self.api = self.scene.api(other.grpc_address)
+        self._other = await _serve(self.scene)
+        self.address = self._other[2].address
+        self.api = self.scene.api(self.address)
         sessions, nonce = self.worker.sessions, self.worker.hello().process_nonce
         await self.worker.drop()
         hello: dict[str, Any] = {}
@@ -195,13 +208,21 @@ class Stage(Flow):
                 "previous_session_ids": sessions,
                 "held": list(self._held.values()),
             }
-        self.worker = await self.scene.raw(other.grpc_address, handlers=HANDLERS, capacity=100, **hello)
+        self.worker = await self.scene.raw(self.address, **WORKER, **self.hello, **hello)
 
     async def wake(self) -> None:
         """The dead server goes on from where it died, and is done with it."""
         if self._moved:
             self._awake.set()
             await asyncio.wait_for(self.server.app.engine.lanes[0].drain(), TIMEOUT)
+
+    def onwards(self) -> None:
+        """When the dead server has woken: the one that went on is to have the next accident."""
+        if self._other is not None:
+            self.server, self.database, self.clients = self._other
+            self._other, self._moved = None, False
+            self._dead, self._awake = asyncio.Event(), asyncio.Event()
+            self.watch()
 
     # Whoever is not answered says it again to another server
 
@@ -283,6 +304,7 @@ class Stage(Flow):
             run = await self.api.wait(run_id)
             events = await self.api.history(run_id)
             family += [event.child_scheduled.child_run_id for event in events if event.HasField("child_scheduled")]
+            family += [event.run_continued.next_run_id for event in events if event.HasField("run_continued")]
             told.append((run_pb2.RunState.Name(run.state), run.output.json, MessageToDict(run.failure), _plain(events)))
 
         async def no_message() -> bool:
@@ -319,12 +341,18 @@ def _stripped(value: Any) -> Any:
     return value
 
 
-async def open_stage(scene: Scene) -> Stage:
-    """A stage on a server that is to have an accident."""
+async def _serve(scene: Scene) -> tuple[InProcessServer, Proxy, Proxy]:
+    """A server, what is between it and its database, and between it and all others."""
     database = scene.proxy(database_address(scene.dsn))
     server = await scene.serve(**SETTINGS | {"dsn": redirected(scene.dsn, database.address)})
-    clients = scene.proxy(server.grpc_address)
-    worker = await scene.raw(clients.address, handlers=HANDLERS, capacity=100)
-    stage = Stage(server, scene.api(clients.address), worker, scene.dsn, scene, database, clients)
+    return server, database, scene.proxy(server.grpc_address)
+
+
+async def open_stage(scene: Scene, kind: type[S], **hello: Any) -> S:
+    """A stage on a server that is to have an accident. ``hello``: see `Stage`."""
+    server, database, clients = await _serve(scene)
+    worker = await scene.raw(clients.address, **WORKER, **hello)
+    api = scene.api(clients.address)
+    stage = kind(server, api, worker, scene.dsn, scene, database, clients, hello=hello, address=clients.address)
     stage.watch()
     return stage

@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults.crash_stories import Story
 from tests.faults.crash_stories_of_flow import ALL_STORIES
-from tests.faults.crashing import Crash, open_stage
+from tests.faults.crashing import Crash, Stage, open_stage
 from tests.faults.scene import Scene
 
 
@@ -21,7 +21,7 @@ from tests.faults.scene import Scene
 async def test_a_crash_at_a_commit_changes_nothing_of_what_becomes_of_a_run(
     scene: Scene, told: Story, crash: Crash
 ) -> None:
-    stage = await open_stage(scene)
+    stage = await open_stage(scene, Stage)
     await told(stage)
     expected = await stage.outcome()
     stage.run_ids, stage.same_process, stage.crash = [], True, crash
