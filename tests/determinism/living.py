@@ -154,8 +154,10 @@ class Life:
 
 
 async def _standing(client: AsyncClient, run_id: str) -> str:
-    """How the last run of a chain stands, for whoever looks into why it does not go on."""
+    """How the last run of a chain and the children that it waits for stand, for whoever looks into why it does."""
     run = await client.get_run(run_id)
     while run.next_run_id:
         run = await client.get_run(run.next_run_id)
-    return f"{run} {[f'{event.time:%T.%f} {event}' async for event in client.history(run.run_id)]}"
+    events = [f"{event.time:%T.%f} {event}" async for event in client.history(run.run_id)]
+    children = [await _standing(client, wait.child_run_id) for wait in run.open_waits if wait.child_run_id]
+    return "\n".join([str(run), *events, *children])
