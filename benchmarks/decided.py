@@ -147,4 +147,4 @@ def _fold(config: Config, graph: Graph, now: datetime, runs: dict[str, RunRow], 
         {},
         {},
     )
-    return Fold(environment, runs, tasks, {}, {graph.hash: graph})
+    return Fold(environment, runs, tasks, {}, {}, {graph.hash: graph})

@@ -184,7 +184,7 @@ class _Replay:
         """One transaction, in the order of engine.commit: lock and read, then write."""
         async with transaction(connection, self._config) as session:
             keys = [step.key for step in steps]
-            await batch.lock_and_read(session, (), {key[0] for key in keys}, keys, skip_locked=False)
+            await batch.lock_and_read(session, (), {key[0] for key in keys}, keys, (), skip_locked=False)
             await batch.update_runs(session, [step.run for step in steps])
             await batch.delete_tasks(session, keys)
             new_tasks = [(new.row, new.namespace) for step in steps if (new := step.new_task) is not None]

@@ -10,8 +10,10 @@ from typing import Any
 
 import psycopg
 
+from fencepost_server.domain.model import PARKED_UNTIL
 from fencepost_server.store.arrays import Blobs, Ints, Texts, Times, Uuids
 from fencepost_server.store.queries import statements
+from fencepost_server.store.tasks import NO_RUN
 from tests.plans.rows import KEYS, NOW, OF_A_RUN, SOME, Hot, faults, run_ids, session_id
 
 REFS = {"run_ids": Uuids(SOME), "task_ids": Ints([2] * 20), "tokens": Ints([1] * 20), "namespace": "default"}
@@ -63,6 +65,22 @@ HOT: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
     "lock runs": ("batch", "lock_runs", {"run_ids": Uuids(SOME)}, {"run_pkey"}, 100),
     "lock runs, skipping": ("batch", "lock_runs_skipping", {"run_ids": Uuids(SOME)}, {"run_pkey"}, 100),
     "lock tasks": ("batch", "lock_tasks", {"run_ids": Uuids(SOME), "task_ids": Ints([2] * 20)}, {"task_pkey"}, 100),
+    "read deciders": ("batch", "read_deciders", {"run_ids": Uuids(SOME)}, {"task_pkey"}, 100),
+    "blocked deciders": (
+        "task",
+        "blocked_deciders",
+        {
+            "namespace": "default",
+            "queues": Texts(["default"]),
+            "handlers": Texts(["code@1"]),
+            "until": PARKED_UNTIL,
+            "after": NO_RUN,
+            "waited": timedelta(seconds=5),
+            "limit": 200,
+        },
+        {"task_ready", "run_pkey"},
+        700,
+    ),
     "read outcomes": (
         "batch",
         "read_outcomes",

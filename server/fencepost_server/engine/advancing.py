@@ -31,7 +31,7 @@ from fencepost_server.domain.ops import (
 from fencepost_server.domain.rows import Decider
 from fencepost_server.engine import applying, continuing, deciding, ending, offering
 from fencepost_server.engine.context import INPUTS, RunContext
-from fencepost_server.engine.operations import ALREADY_DONE, OK, Answer, Report
+from fencepost_server.engine.operations import ALREADY_DONE, LEASE_LOST, OK, Answer, Report
 
 _MAX_REFUSALS = 3
 _MOVED_BYTES = 16 << 20
@@ -73,7 +73,7 @@ async def advance(ctx: RunContext, report: Report, task: TaskRow, advance: Advan
     if run.next_seq + len(advance.commands) > ctx.env.limits.max_history_events and advance.outcome not in _ENDS:
         message = f"the history of the run would have more than {ctx.env.limits.max_history_events} events"
         deciding.block(ctx, report, task, Failure(FailureKind.PERMANENT, "HISTORY_TOO_LONG", message))
-        return OK
+        return LEASE_LOST  # nothing of it counts, and the task is nobody's
     unseen = await deciding.since(ctx, advance.seen_seq)
     as_new = advance.outcome is AdvanceOutcome.CONTINUE_AS_NEW
     if as_new and (refused := await _cannot_continue(ctx, advance)) is not None:

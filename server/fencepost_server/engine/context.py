@@ -198,6 +198,10 @@ class RunContext:
         undo_failed = self.plain is not None and self.plain.undo_failed
         return verdict(self.state, event, undo_failed=undo_failed)
 
+    def is_known(self, task_id: int) -> bool:
+        """Whether a task was read, or its end."""
+        return task_id in self.tasks or task_id in self.ended
+
     def work(self, task: TaskRow, extra: TaskExtra) -> Work:
         """What a task is made of."""
         node = self.node(task.node_index, extra.plan)

@@ -16,7 +16,7 @@ from typing import Any
 
 from fencepost_server.domain.errors import RunNotFound, UnknownDefinition
 from fencepost_server.domain.graph import Graph
-from fencepost_server.domain.model import Ended, EventType, RunRow, RunState, TaskRow, TimerKind
+from fencepost_server.domain.model import DECIDE_TASK, Ended, EventType, RunRow, RunState, TaskRow, TimerKind
 from fencepost_server.domain.rows import TOP, Control
 from fencepost_server.engine import children, commands, deciding, flow, local_steps, steps
 from fencepost_server.engine.changes import NewRun, TaskKey
@@ -33,6 +33,7 @@ from fencepost_server.engine.operations import (
     Start,
     Started,
 )
+from fencepost_server.store.batch import LeasedDecider
 
 Folding = Coroutine[Any, Any, None]
 Act = Report | Command | Fire | Deliver
@@ -46,6 +47,7 @@ class Fold:
     env: Environment
     runs: Mapping[str, RunRow]
     tasks: Mapping[TaskKey, TaskRow]
+    deciders: Mapping[str, LeasedDecider]
     ended: Mapping[TaskKey, Ended]
     graphs: Mapping[bytes, Graph]
 
@@ -72,7 +74,10 @@ class Fold:
         run = self.runs.get(act.run_id)
         if run is None or run.namespace != act.namespace:
             return False
-        answer = local_steps.fold(self.env, run, self.tasks, self.graphs[run.definition_hash], act)
+        decider = self.deciders.get(act.run_id)
+        if decider is None:
+            return False
+        answer = local_steps.fold(self.env, run, decider, self.graphs[run.definition_hash], act)
         if answer is None:
             return False
         self.env.changes.reports.append((act, answer))
@@ -116,6 +121,9 @@ class Fold:
                     if ctx is None or ctx.run.namespace != act.namespace:
                         changes.reports.append((act, LEASE_LOST))
                         continue
+                    if act.keeps_lease and not ctx.is_known(DECIDE_TASK):
+                        for row in await ctx.read("open_task", ctx.run.run_id, DECIDE_TASK):
+                            ctx.tasks[DECIDE_TASK] = TaskRow(*row)
                     answer = await steps.report(ctx, act)
                     await flow.pump(ctx)
                     ctx.settle()

@@ -6,39 +6,33 @@ left to it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from functools import lru_cache
 
 from fencepost_server.domain.graph import Graph
-from fencepost_server.domain.model import DECIDE_TASK, NULL, EventType, Outcome, RunRow, RunState, TaskRow
+from fencepost_server.domain.model import DECIDE_TASK, NULL, EventType, Outcome, RunRow, RunState
 from fencepost_server.domain.ops import AdvanceAnswer, AdvanceOutcome, LocalStep
 from fencepost_server.domain.rows import Control
-from fencepost_server.engine.changes import TaskKey
 from fencepost_server.engine.context import Environment
 from fencepost_server.engine.operations import Answer, Report
+from fencepost_server.store.batch import LeasedDecider
 
 _KIND = int(EventType.LOCAL_STEP_ENDED)
 _RUNNING = int(RunState.RUNNING)
 _DECIDER = '"decider": '
 
 
-def fold(
-    env: Environment, run: RunRow, tasks: Mapping[TaskKey, TaskRow], graph: Graph, report: Report
-) -> Answer | None:
+def fold(env: Environment, run: RunRow, decider: LeasedDecider, graph: Graph, report: Report) -> Answer | None:
     """The answer to such an Advance, with its events in the changes; None: nothing was done."""
-    advance, task = report.advance, tasks.get((report.run_id, report.task_id))
-    if advance is None or task is None or run.control is None or report.task_id != DECIDE_TASK:
+    advance = report.advance
+    if advance is None or run.control is None or report.task_id != DECIDE_TASK:
         return None
     if (
         advance.outcome is not AdvanceOutcome.CONTINUE
         or run.state != _RUNNING
-        or task.token != report.token
-        or task.lease_session is None
+        or decider.token != report.token
         or graph.code is None
-        or task.handler != graph.code.handler
-        or task.attempt > 1
-        or task.operational_failures
-        or task.redeliveries
+        or decider.handler != graph.code.handler
+        or not decider.fresh
         or advance.taken_signals
         or advance.ended_waits
         or advance.seen_seq != run.next_seq - 1
@@ -54,7 +48,7 @@ def fold(
     for command in advance.commands:
         if type(command) is not LocalStep or command.options:
             return None
-    seqs = _events(env, run, task.token, advance.commands)  # type: ignore[arg-type]  # as was looked at above
+    seqs = _events(env, run, decider.token, advance.commands)  # type: ignore[arg-type]  # as was looked at above
     run.control = f'{head}{_DECIDER}[{advance.advance_no}, "{report.digest.hex()}", {advance.seen_seq}, {rest}'
     changes = env.changes
     changes.changed.add(run.run_id)

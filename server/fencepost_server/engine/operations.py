@@ -13,8 +13,18 @@ from enum import IntEnum
 from typing import Protocol
 
 from fencepost_server.domain.errors import FencepostError
-from fencepost_server.domain.model import NULL, Checkpoint, Failure, LeasedTask, Outcome, Payload, RunState, TimerKind
-from fencepost_server.domain.ops import Advance, AdvanceAnswer, HistoryEvent
+from fencepost_server.domain.model import (
+    DECIDE_TASK,
+    NULL,
+    Checkpoint,
+    Failure,
+    LeasedTask,
+    Outcome,
+    Payload,
+    RunState,
+    TimerKind,
+)
+from fencepost_server.domain.ops import Advance, AdvanceAnswer, AdvanceOutcome, HistoryEvent
 from fencepost_server.domain.violation import Violation
 
 
@@ -143,6 +153,12 @@ class Report:
         if self.advance is not None:
             size += self.advance.size
         return size
+
+    @property
+    def keeps_lease(self) -> bool:
+        """An Advance whose worker goes on: its task stays as it is, so that nobody locks it."""
+        advance = self.advance
+        return advance is not None and advance.outcome is AdvanceOutcome.CONTINUE and self.task_id == DECIDE_TASK
 
     @property
     def wanted(self) -> bool:

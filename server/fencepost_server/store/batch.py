@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from fencepost_server.domain.model import Ended, RunRow, TaskRow
 from fencepost_server.store.arrays import Blobs, Bools, Ints, Texts, Times, Uuids, columns
@@ -30,7 +30,7 @@ _READ_DEFINITIONS, _READ_OUTCOMES, _INSERT_KEYS, _READ_KEYS, _UPDATE_KEYS, _DELE
 _INSERT_RUNS, _UPDATE_RUNS, _DELETE_TASKS, _INSERT_TASKS, _UPDATE_TASKS, _INSERT_EVENTS = map(
     _q, ("insert_runs", "update_runs", "delete_tasks", "insert_tasks", "update_tasks", "insert_events")
 )
-_READ_RUNS = _q("read_runs")
+_READ_RUNS, _READ_DECIDERS = _q("read_runs"), _q("read_deciders")
 _READ_FOR_STARTS = query("definition", "read_for_starts")
 
 
@@ -44,6 +44,16 @@ class Clock:
     last_pass_at: datetime
 
 
+class LeasedDecider(NamedTuple):
+    """A DECIDE task on lease. ``fresh``: nothing has gone wrong with it since the last Advance. The order of fields is
+    that of the statement read_deciders.
+    """
+
+    token: int
+    handler: str
+    fresh: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Locked:
     """What a batch holds."""
@@ -54,6 +64,8 @@ class Locked:
     """(namespace, workflow_id) → hashes of the definitions that were removed."""
     runs: dict[str, RunRow]
     tasks: dict[TaskKey, TaskRow]
+    deciders: dict[str, LeasedDecider]
+    """By run: its DECIDE task, if that is leased; read, and not locked."""
     clock: Clock
 
 
@@ -62,10 +74,14 @@ async def lock_and_read(
     workflows: Collection[tuple[str, str]],
     run_ids: Collection[str],
     task_keys: Collection[TaskKey],
+    decided: Collection[str],
     *,
     skip_locked: bool,
 ) -> Locked:
-    """One round trip: lock in order, then read the clock. With ``skip_locked``, runs that others hold are left out."""
+    """One round trip: lock in order, then read the clock, and the DECIDE tasks of the runs ``decided``. With
+    ``skip_locked``, runs that others hold are left out.
+    """
+    deciders: Cursor | None = None
     deployments: Cursor | None = None
     runs: Cursor | None = None
     tasks: Cursor | None = None
@@ -77,6 +93,8 @@ async def lock_and_read(
         runs = await session.send(lock, {"run_ids": Uuids(sorted(run_ids))})
     if task_keys and not skip_locked:
         tasks = await _send_lock_tasks(session, task_keys)
+    if decided:
+        deciders = await session.send(_READ_DECIDERS, {"run_ids": Uuids(decided)})
     clock = await session.send(_READ_CLOCK)
     await session.sync()
     locked_runs = {} if runs is None else {row[0]: RunRow(*row) for row in await runs.fetchall()}
@@ -91,6 +109,7 @@ async def lock_and_read(
         {(ns, wf): frozenset(map(bytes, removed)) for ns, wf, _active, removed in deployed},
         locked_runs,
         {} if tasks is None else {(row[0], row[1]): TaskRow(*row) for row in await tasks.fetchall()},
+        {} if deciders is None else {row[0]: LeasedDecider(*row[1:]) for row in await deciders.fetchall()},
         Clock(*(await clock.fetchall())[0]),
     )
 

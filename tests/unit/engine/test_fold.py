@@ -101,7 +101,7 @@ class Store:
             {},
             {},
         )
-        fold = Fold(env, copy.deepcopy(self.runs), copy.deepcopy(self.tasks), ended, {self.graph.hash: self.graph})
+        fold = Fold(env, copy.deepcopy(self.runs), copy.deepcopy(self.tasks), {}, ended, {self.graph.hash: self.graph})
         for folding in fold.foldings([(start, self.graph) for start in starts], reports):
             rows: list[tuple[Any, ...]] | None = None
             while True:

@@ -53,6 +53,15 @@ select k.run_id, k.task_id, t.queue, t.handler, t.priority, t.node_index, t.inpu
 from unnest(%(run_ids)s, %(task_ids)s) k(run_id, task_id)
 cross join lateral (select * from task t where t.run_id = k.run_id and t.task_id = k.task_id for update) t;
 
+-- name: read_deciders
+-- What an Advance that keeps its lease is compared with (I2). No row is locked: the runs are, and the token of a DECIDE task that is
+-- leased changes under the lock of its run only; claims take those that are not. index: task_pkey
+select k.run_id, t.token, t.handler, t.attempt = 1 and t.operational_failures = 0 and t.redeliveries = 0
+from unnest(%(run_ids)s) k(run_id)
+cross join lateral (
+    select * from task t where t.run_id = k.run_id and t.task_id = 1 and t.lease_session is not null offset 0
+) t;
+
 -- name: read_clock
 -- The one time of the batch, read after its locks are held. Also the epoch of tokens, and the outage guard.
 select clock_timestamp(), epoch, hold_until, last_pass_at from cluster;
