@@ -15,6 +15,8 @@ import pytest
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost.v1.payload_pb2 import Payload
 from fencepost_server.store import connection as store_connection
+from tests.engine.code import CONTINUE, cancel, local, open_code
+from tests.engine.code import call as remote
 from tests.engine.flows import AT_ONCE, PERMANENT, OpenScene, Scene, step, workflow
 from tests.engine.histories import check_end
 from tests.engine.rows import count, holding
@@ -222,3 +224,33 @@ async def test_what_a_step_with_an_undo_adds_is_one_statement(
     statements, trips = await sent_for(scene, monkeypatch, scene.complete(await scene.task("b")))
     assert len(statements) == 11, statements
     assert trips == 1
+
+
+async def test_an_advance_costs_no_more_statements_for_many_commands_than_for_few(
+    open_scene: OpenScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leaving a group of thousands of steps is one Advance."""
+    code = await open_code(open_scene, lanes=1)
+    costs = []
+    for many in (2, 200):
+        await code.start()
+        run = await code.take()
+        asked = await run.advance(*(remote(op, "nobody") for op in range(1, many + 1)), outcome=CONTINUE)
+        stops = [cancel(op, seq) for op, seq in enumerate(asked.advance.seqs, 1)]
+        costs.append(await sent_for(code.scene, monkeypatch, run.advance(*stops, outcome=CONTINUE)))
+    await code.decider.close()
+    (few, few_trips), (lots, lots_trips) = costs
+    assert (len(lots), lots_trips) == (len(few), few_trips), (few, lots)
+
+
+async def test_results_of_local_steps_cost_few_statements_and_lock_no_task(
+    open_scene: OpenScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = await open_code(open_scene, lanes=1)
+    await code.start()
+    run = await code.take()
+    await run.advance(local(1), outcome=CONTINUE)
+    statements, trips = await sent_for(code.scene, monkeypatch, run.advance(local(2), outcome=CONTINUE))
+    await code.decider.close()
+    assert (len(statements), trips) == (8, 1), statements
+    assert not [text for text in statements if " task " in text and "for update" in text], statements

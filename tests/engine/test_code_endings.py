@@ -140,7 +140,7 @@ async def test_a_history_at_its_limit_blocks_the_run_and_lets_it_end(open_scene:
     run = await code.take()
     for op in range(1, 99):
         assert (await run.advance(local(op), outcome=CONTINUE)).advance.kept
-    await run.advance(local(100), local(101), outcome=CONTINUE)
+    assert (await run.advance(local(100), local(101), outcome=CONTINUE)).outcome == LEASE_LOST
     blocked = await code.scene.api.get(run_id)
     assert (state_of(blocked), blocked.failure.code) == ("BLOCKED", "HISTORY_TOO_LONG")
     await code.scene.api.runs.RetryRun(run_service_pb2.RetryRunRequest(run_id=run_id), timeout=DEADLINE)
