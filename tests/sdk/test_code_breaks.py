@@ -117,13 +117,13 @@ async def test_a_run_that_went_to_another_worker_is_replayed_from_the_history_wh
     proxy = new_proxy(server.grpc_address)
     ran: list[tuple[str, int]] = []
     calls: Counter[str] = Counter()
-    begun = threading.Event()
+    begun, dark = threading.Event(), threading.Event()
 
     def worker_of(name: str, address: str) -> Worker:
         async def note(number: int) -> str:
             if name == "first" and number == 1:
                 begun.set()
-                await asyncio.sleep(1.5)
+                await asyncio.to_thread(dark.wait, 30)
             ran.append((name, number))
             return name
 
@@ -142,6 +142,7 @@ async def test_a_run_that_went_to_another_worker_is_replayed_from_the_history_wh
         await asyncio.to_thread(begun.wait, 30)
         # Its local step ends, but nobody hears of it before the lease has gone to the second worker.
         proxy.blackhole()
+        dark.set()
         async with running(worker_of("second", server.grpc_address)):
             await eventually(lambda: ("second", 1) in ran)
 
