@@ -30,19 +30,11 @@ def check_undo(chain: Sequence[Lived], found: Sequence[Facts]) -> None:
         assert not last.undone
         return
     nodes = _nodes(chain[0])
-    todo = list(last.undone)
-    for number, facts in enumerate(reversed(found)):
+    wanted: list[int] = []
+    for facts in reversed(found):
         ends = [end.seq for site, end in facts.steps.items() if nodes[site].mode == "undo" and not end.code]
-        ends.sort(reverse=True)
-        undone, todo = todo[: len(ends)], todo[len(ends) :]
-        assert len(undone) == len(ends), f"{facts.run_id}: {ends} were to be undone, not {last.undone}"
-        if number == 0:
-            assert undone == ends, facts.run_id
-        else:
-            # They moved along, and are counted backwards from the beginning of the run that went on.
-            assert len({of - seq for of, seq in zip(undone, ends, strict=True)}) <= 1, f"{undone} {ends}"
-            assert all(of < 0 for of in undone)
-    assert not todo
+        wanted += sorted(ends, reverse=True)
+    assert last.undone == wanted, f"{last.run_id}: {last.undone} was undone, not {wanted}"
 
 
 def _nodes(lived: Lived) -> dict[int, Node]:
