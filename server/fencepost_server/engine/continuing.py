@@ -39,10 +39,9 @@ async def continue_as_new(ctx: RunContext, advance: Advance) -> None:
     chain = control.chain or run.run_id
     attributes = (await ctx.read("attributes", run.run_id))[0][0]
     new = RunRow(
-        run.run_id, run.namespace, run.workflow_id, graph.hash, run.user_id, run.priority, RunState.PENDING, 0, 1,
+        next_id, run.namespace, run.workflow_id, graph.hash, run.user_id, run.priority, RunState.PENDING, 0, 1,
         ctx.now, run.dedupe_key,
     )  # fmt: skip
-    new.run_id = next_id
     fresh = Control(parent=control.parent, depth=control.depth, chain=chain, previous_run=run.run_id)
     new.control = fresh.to_json()
     ctx.changes.rows.new_runs[next_id] = NewRun(
