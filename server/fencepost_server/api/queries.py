@@ -27,7 +27,7 @@ from fencepost_server.domain.errors import (
     Unavailable,
     UnknownDefinition,
 )
-from fencepost_server.domain.graph import Decider
+from fencepost_server.domain.graph import Code
 from fencepost_server.domain.model import Payload, RunState
 from fencepost_server.domain.rows import Control
 from fencepost_server.engine import reading
@@ -54,7 +54,7 @@ class _Target:
     """A code run, and who may answer for it."""
 
     run: RunSummary
-    code: Decider
+    code: Code
     seen_seq: int
     last_session: str
 
@@ -95,7 +95,7 @@ class RunQueries:
             raise outcome
         return outcome
 
-    async def no_worker(self, namespace: str, code: Decider) -> bool:
+    async def no_worker(self, namespace: str, code: Code) -> bool:
         """Whether no connected worker takes what a code run has to decide."""
         timeout = self._config.server_timeout
         return not await mailbox.worker_connected(self._engine.reads, namespace, code.handler, code.queue, timeout)

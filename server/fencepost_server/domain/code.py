@@ -29,11 +29,6 @@ Plan = tuple[str, str, str]
 """What the node of an op is made of, as kept with the op's rows: kind (step, local, child, decide), name, options."""
 
 
-def decide_handler(workflow_id: str, compatibility_id: str) -> str:
-    """What a DECIDE task is claimed by. No step's handler can have such a name."""
-    return f"{workflow_id}@{compatibility_id}"
-
-
 def retried_by(handler: str, process_nonce: str) -> str:
     """The handler of a DECIDE task that only one worker process is to try."""
     return f"{handler}#{process_nonce}"

@@ -72,7 +72,7 @@ class GraphNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Decider:
+class Code:
     """Where the DECIDE tasks of a code workflow wait: ``handler`` is made of its id and its compatibility id."""
 
     handler: str
@@ -94,7 +94,7 @@ class Graph:
     """What the payload of a signal of that name has to satisfy."""
     output_checks: tuple[CompiledSchema, ...] = ()
     """What the output of the workflow has to satisfy, where no step makes it that could be told."""
-    code: Decider | None = None
+    code: Code | None = None
     """Of a code workflow: who decides. It has no nodes."""
     broken: str = ""
     """Why nothing can be decided with it: its manifest is gone, or this release can't read it."""
@@ -125,6 +125,11 @@ def _faults(checks: Sequence[CompiledSchema], value: object) -> list[Violation]:
     return []
 
 
+def decide_handler(workflow_id: str, compatibility_id: str) -> str:
+    """What a DECIDE task is claimed by. No step's handler can have such a name."""
+    return f"{workflow_id}@{compatibility_id}"
+
+
 def compile_graph(canonical_manifest: str) -> Graph:
     """From a manifest that was valid when it was registered. Raises ManifestInvalid if this release can't read it."""
     return compile_manifest(parse_manifest(canonical_manifest))
@@ -133,12 +138,12 @@ def compile_graph(canonical_manifest: str) -> Graph:
 def compile_manifest(manifest: Manifest) -> Graph:
     """From a valid manifest."""
     if manifest.code is not None:
-        decider = Decider(
-            f"{manifest.workflow_id}@{manifest.compatibility_id}", manifest.code, manifest.compatibility_id
+        code = Code(
+            decide_handler(manifest.workflow_id, manifest.compatibility_id), manifest.code, manifest.compatibility_id
         )
         return Graph(
             manifest, manifest.hash, _compiled(manifest.input_schema), (), False, {}, {},
-            _compiled(manifest.output_schema), decider,
+            _compiled(manifest.output_schema), code,
         )  # fmt: skip
     flat = _flatten(manifest.nodes)
     by_id = {place.node.id: index for index, place in enumerate(flat)}

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost_server.config import Config
-from fencepost_server.domain.code import decide_handler, retried_by
+from fencepost_server.domain.code import retried_by
 from fencepost_server.domain.errors import InvalidHello, UnsupportedProtocol
+from fencepost_server.domain.graph import decide_handler
 from fencepost_server.domain.violation import Violation
 from fencepost_server.wire.labels import name_fault
 
