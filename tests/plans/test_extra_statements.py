@@ -64,8 +64,6 @@ EACH: dict[str, tuple[tuple[Any, ...], set[str]]] = {
     "signals_size": ((), {"signal_pkey"}),
     "wake_decider": ((NOW,), {"task_pkey"}),
     "lease_decider": (("00000000-0000-4000-8000-000000000001", 2, NOW), {"task_pkey"}),
-    "offer_decider": (("w@1#n", NOW), {"task_pkey"}),
-    "name_decider": (("w@1",), {"task_pkey"}),
     "reset_decider": ((), {"task_pkey"}),
     "set_attributes": (('{"a": "b"}',), {"run_pkey", "run_attribute_pkey"}),
     "take_signals": (("[1]",), {"signal_pkey"}),

@@ -75,7 +75,6 @@ HOT: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
             "handlers": Texts(["code@1"]),
             "until": PARKED_UNTIL,
             "after": NO_RUN,
-            "waited": timedelta(seconds=5),
             "limit": 200,
         },
         {"task_ready", "run_pkey"},

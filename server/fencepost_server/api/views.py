@@ -76,7 +76,7 @@ def _open_step(step: OpenStepRow, graph: Graph) -> run_pb2.OpenStep:
     message = run_pb2.OpenStep(
         task_id=step.task_id,
         node_id=node_id(graph, step.node_index) or ("" if decides else extra.get("plan", ("", ""))[1]),
-        handler=step.handler.partition("#")[0],  # a DECIDE task may be kept for one process
+        handler=step.handler,
         queue=step.queue,
         state=state,
         attempt=step.attempt,

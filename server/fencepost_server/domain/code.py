@@ -29,11 +29,6 @@ Plan = tuple[str, str, str]
 """What the node of an op is made of, as kept with the op's rows: kind (step, local, child, decide), name, options."""
 
 
-def retried_by(handler: str, process_nonce: str) -> str:
-    """The handler of a DECIDE task that only one worker process is to try."""
-    return f"{handler}#{process_nonce}"
-
-
 @lru_cache(maxsize=4000)
 def op_node(kind: str, name: str, options: str) -> GraphNode:
     """The node that stands for an op. Raises ManifestInvalid with every fault of the name and the options."""

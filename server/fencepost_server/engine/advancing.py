@@ -84,7 +84,6 @@ async def advance(ctx: RunContext, report: Report, task: TaskRow, advance: Advan
         return applied
     control.began = True
     _accepted(decider, report, advance)
-    deciding.for_all(ctx, task)
     kept, refused_end = True, False
     if advance.outcome in _ENDS and _must_see(ctx, decider, advance, unseen, run.next_seq - before):
         decider.refusals += 1

@@ -12,10 +12,11 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from fencepost_server.domain.code import op_node, retried_by
+from fencepost_server.domain.code import op_node
 from fencepost_server.domain.errors import FencepostError, IllegalTransition
 from fencepost_server.domain.model import (
     DECIDE_TASK,
+    PARKED_UNTIL,
     EventType,
     Failure,
     FailureKind,
@@ -37,7 +38,7 @@ from fencepost_server.domain.rows import TOP, Decider, TaskExtra
 from fencepost_server.engine import advancing, applying, ending, offering, steps
 from fencepost_server.engine.changes import NewTask, Ready
 from fencepost_server.engine.context import RunContext, Value, failure_json
-from fencepost_server.engine.operations import LEASE_LOST, OK, Answer, Commanded, Report, ReportKind
+from fencepost_server.engine.operations import LEASE_LOST, OK, Answer, Commanded, Report, ReportKind, WorkerSession
 
 _EXTRA = TaskExtra(kind=TaskKind.DECIDE, plan=("decide", "decide", "")).to_json()
 _LEASE_MS = 60_000
@@ -128,20 +129,24 @@ async def _wake(ctx: RunContext, decider: Decider) -> None:
     if session is None:
         ctx.changes.rows.add("wake_decider", run.run_id, ctx.now)
         ctx.changes.ready.append(Ready(run.namespace, code.queue, code.handler, run.priority))
-        return
-    events = await since(ctx, decider.known)
-    token = next_token(decider.token, ctx.env.epoch)
+    else:
+        await _lease(ctx, decider, session, decider.token, decider.known)
+
+
+async def _lease(ctx: RunContext, decider: Decider, session: WorkerSession, token: int, known: int) -> None:
+    """Lease the task to a session that has room, with the events after ``known``. ``token``: its last one."""
+    code, run = ctx.graph.code, ctx.run
+    assert code is not None  # only code runs have a decider
+    page = page_of(await since(ctx, known))
+    token = next_token(token, ctx.env.epoch)
     expires_at = ctx.now + timedelta(milliseconds=_LEASE_MS)
     ctx.changes.rows.add("lease_decider", run.run_id, session.session_id, token, expires_at)
-    page = page_of(events)
     leased = LeasedTask(
         run.run_id, DECIDE_TASK, token, run.namespace, run.workflow_id, run.definition_hash, code.handler, code.queue,
         run.priority, "", 1, _LEASE_MS / 1000, None, Payload(json="null"), None, run.user_id, 0, session.last_frame(),
         TaskKind.DECIDE,
     )  # fmt: skip
-    leased.decide = Decide(
-        page, decider.known, run.next_seq - 1, decider.advance_no, decider.seen_seq, code.compatibility_id
-    )
+    leased.decide = Decide(page, known, run.next_seq - 1, decider.advance_no, decider.seen_seq, code.compatibility_id)
     ctx.changes.leased.append((session, leased))
 
 
@@ -245,16 +250,7 @@ def _failed(ctx: RunContext, report: Report, task: TaskRow, failure: Failure) ->
 def _give_back(ctx: RunContext, report: Report, task: TaskRow, delay: float) -> None:
     """The task is ready again, for any worker that has the code."""
     task.visible_at = ctx.now + timedelta(seconds=delay)
-    for_all(ctx, task)
     steps.hand_back(ctx, report, task, OK, delay)
-
-
-def for_all(ctx: RunContext, task: TaskRow) -> None:
-    """No longer for one process only."""
-    code = ctx.graph.code
-    if code is not None and task.handler != code.handler:
-        task.handler = code.handler
-        ctx.changes.rows.add("name_decider", task.run_id, code.handler)
 
 
 def block(ctx: RunContext, report: Report, task: TaskRow, failure: Failure) -> None:
@@ -262,33 +258,33 @@ def block(ctx: RunContext, report: Report, task: TaskRow, failure: Failure) -> N
     decider = ctx.control.decider
     if decider is not None and report.session is not None and failure.code != "HISTORY_TOO_LONG":
         decider.tried = [*decider.tried[1 - _MAX_TRIED :], report.session.nonce]
-    for_all(ctx, task)
     steps.park(ctx, report, task, failure)
 
 
-async def offered(ctx: RunContext, process_nonce: str) -> Commanded:
-    """A worker process that has the code is to try a run that is blocked, or that waited in vain for another process.
-    A process that has tried is not asked again, and a history that is full is left as it is.
+async def offered(ctx: RunContext, session_id: str) -> Commanded:
+    """A worker that has the code is to try a run that is blocked. A process that has tried is not asked again, and a
+    history that is full is left as it is.
     """
-    code, control = ctx.graph.code, ctx.control
+    control, run = ctx.control, ctx.run
     decider = control.decider
-    rows = await ctx.read("open_task", ctx.run.run_id, DECIDE_TASK)
-    if code is None or decider is None or decider.over or control.paused or not rows:
+    tasks = [TaskRow(*row) for row in await ctx.read("open_tasks", run.run_id)]
+    parked = [task for task in tasks if task.visible_at == PARKED_UNTIL and task.lease_session is None]
+    mine = next((task for task in parked if task.task_id == DECIDE_TASK), None)
+    full = run.next_seq + 2 > ctx.env.limits.max_history_events
+    if decider is None or decider.over or control.paused or not control.blocked or mine is None or full:
         return Commanded(ctx.state)
-    task = TaskRow(*rows[0])
-    full = ctx.run.next_seq + 2 > ctx.env.limits.max_history_events
-    waits = control.blocked or task.handler != code.handler
-    if task.lease_session is not None or not waits or full or process_nonce in decider.tried:
+    session = ctx.env.sticky(session_id)
+    if session is None or session.nonce in decider.tried:
         return Commanded(ctx.state)
-    if control.blocked:
-        control.blocked = False
-        ctx.run.failure = None if control.ending is None else json.dumps(control.ending["failure"])
-        if control.ending is not None:
-            ctx.run.state = RunState.ENDING
-        ctx.event(EventType.RUN_RETRIED, detail={"reason": "a worker with its code is to try"})
-    handler = retried_by(code.handler, process_nonce)
-    ctx.changes.rows.add("offer_decider", ctx.run.run_id, handler, ctx.now)
-    ctx.changes.ready.append(Ready(ctx.run.namespace, code.queue, handler, ctx.run.priority))
+    others = [task for task in parked if task is not mine]  # steps that nobody could begin: a person has to see to them
+    control.blocked = bool(others)
+    ending_failure = None if control.ending is None else json.dumps(control.ending["failure"])
+    run.failure = others[0].last_failure if others else ending_failure
+    if control.ending is not None and not others:
+        run.state = RunState.ENDING
+    ctx.event(EventType.RUN_RETRIED, detail={"reason": "a worker with its code is to try"})
+    await _lease(ctx, decider, session, mine.token, 0)
+    ctx.changes.rows.add("reset_decider", run.run_id)
     return Commanded(ctx.state)
 
 

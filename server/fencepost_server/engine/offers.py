@@ -1,8 +1,8 @@
 """Blocked code runs, offered to the workers that have their code: they go on by themselves when one fits.
 
-Each server does it for the processes that are connected to it: when one comes, when a run is blocked, and every few
-seconds, because a process for which a run was kept may have gone, or be busy. A run is kept for one process at a time,
-so that a misfit does not take it again and again; which have tried is in the run. Whether it may be offered is decided
+Each server does it for the workers that are connected to it: when one comes, when a run is blocked, and every few
+seconds, because one may have been busy. A run is leased to one of them at a time, past what is claimed, so that a
+misfit does not take it again and again; which processes have tried is in the run. Whether it may be offered is decided
 under its lock: what is here can be lost.
 """
 
@@ -48,8 +48,7 @@ class Offers:
         for session in self._dispatcher.deciders:
             places = namespaces.setdefault(session.namespace, {})
             for queue, handler in session.handlers:
-                if "#" not in handler:
-                    places.setdefault((queue, handler), []).append(session)
+                places.setdefault((queue, handler), []).append(session)
         if not namespaces:
             self._after.clear()
             return None
@@ -61,13 +60,13 @@ class Offers:
     async def _look(self, namespace: str, places: Places) -> bool:
         """Offer the next page; True if there are more behind it."""
         after = self._after.pop(namespace, tasks.NO_RUN)
-        page = await tasks.blocked_deciders(self._database, namespace, list(places), after, _INTERVAL, _PAGE)
+        page = await tasks.blocked_deciders(self._database, namespace, list(places), after, _PAGE)
         for blocked in page:
-            process = _candidate(blocked, places)
-            if process is None:
+            session = _candidate(blocked, places)
+            if session is None:
                 continue
             try:
-                self._submit(Command(CommandKind.OFFER, blocked.run_id, namespace, reason=process))
+                self._submit(Command(CommandKind.OFFER, blocked.run_id, namespace, reason=session.session_id))
             except (Overloaded, ServerDraining):
                 return False  # and at the next look from the beginning
         if len(page) < _PAGE:
@@ -76,13 +75,12 @@ class Offers:
         return True
 
 
-def _candidate(blocked: Blocked, places: Places) -> str | None:
-    """A process of this server that has not tried, is not the one for which the run is kept, and has room."""
+def _candidate(blocked: Blocked, places: Places) -> WorkerSession | None:
+    """A worker of this server that has room, and whose process has not tried."""
     decider = None if blocked.control is None else Control.from_json(blocked.control).decider
-    handler, _, kept_for = blocked.handler.partition("#")
     if decider is None:
         return None
-    for session in places.get((blocked.queue, handler), ()):
-        if session.nonce not in decider.tried and session.nonce != kept_for and session.room() > 0:
-            return session.nonce
+    for session in places.get((blocked.queue, blocked.handler), ()):
+        if session.nonce not in decider.tried and session.room() > 0:
+            return session
     return None

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost_server.config import Config
-from fencepost_server.domain.code import retried_by
 from fencepost_server.domain.errors import InvalidHello, UnsupportedProtocol
 from fencepost_server.domain.graph import decide_handler
 from fencepost_server.domain.violation import Violation
@@ -66,7 +65,7 @@ def greet(hello: pb.Hello, config: Config) -> Greeting:
         tuple(hello.previous_session_ids),
         tuple((ref.run_id, ref.task_id, ref.fencing_token) for ref in hello.held),
         hello.session_id,
-        frozenset(deciders) | {(queue, retried_by(name, hello.process_nonce)) for queue, name in deciders},
+        frozenset(deciders),
         hello.workflow_capacity,
         tuple(deciders),
     )

@@ -114,7 +114,7 @@ def _payload(parts: tuple[Any, ...]) -> Payload:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A code run whose DECIDE task is blocked, or kept for one process. ``control``: of the run, as stored."""
+    """A code run whose DECIDE task is blocked. ``control``: of the run, as stored."""
 
     run_id: str
     queue: str
@@ -123,16 +123,14 @@ class Blocked:
 
 
 async def blocked_deciders(
-    database: Database, namespace: str, places: Sequence[tuple[str, str]], after: str, waited: float, limit: int
+    database: Database, namespace: str, places: Sequence[tuple[str, str]], after: str, limit: int
 ) -> list[Blocked]:
-    """Runs whose DECIDE task (queue, handler) is blocked, or has waited so many seconds for one process; a page, by run
-    id.
-    """
+    """Runs whose DECIDE task (queue, handler) is blocked; a page, by run id."""
     queues, handlers = columns(places, Texts, Texts)
     rows = await database.rows(
         query("task", "blocked_deciders"),
         {"namespace": namespace, "queues": queues, "handlers": handlers, "until": PARKED_UNTIL, "after": after,
-         "waited": timedelta(seconds=waited), "limit": limit},
+         "limit": limit},
     )  # fmt: skip
     return [Blocked(*row) for row in rows]
 

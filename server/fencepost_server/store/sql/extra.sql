@@ -230,18 +230,6 @@ update task t set visible_at = k.d - interval '60 s', lease_session = k.b, token
 from unnest(%(a)s, %(b)s, %(c)s, %(d)s) k(a, b, c, d)
 where t.run_id = any(%(a)s) and t.run_id = k.a and t.task_id = 1;
 
--- name: offer_decider
--- A DECIDE task that is blocked, or waits for another process, is for one process. It is locked, and nobody's. index: task_pkey
-update task t
-set handler = k.b, visible_at = k.c, attempt = 0, operational_failures = 0, redeliveries = 0, resume_at = null
-from unnest(%(a)s, %(b)s, %(c)s) k(a, b, c)
-where t.run_id = any(%(a)s) and t.run_id = k.a and t.task_id = 1;
-
--- name: name_decider
--- It is for all again. index: task_pkey
-update task t set handler = k.b from unnest(%(a)s, %(b)s) k(a, b)
-where t.run_id = any(%(a)s) and t.run_id = k.a and t.task_id = 1;
-
 -- name: reset_decider
 -- An Advance was accepted: attempts count anew. index: task_pkey
 update task set attempt = 1, operational_failures = 0, redeliveries = 0 where run_id = any(%(a)s) and task_id = 1;

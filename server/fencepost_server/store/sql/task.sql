@@ -149,24 +149,18 @@ from task t left join session s on s.session_id = t.lease_session
 where t.run_id = %(run_id)s order by t.task_id limit 1000;
 
 -- name: blocked_deciders
--- What a worker with the code may be able to go on with: blocked, or kept too long for one process. Every few seconds, a page by run
--- id; candidates without locks. index: task_ready, run_pkey
+-- What a worker with the code may be able to go on with. Every few seconds, a page by run id; candidates without locks.
+-- index: task_ready, run_pkey
 select t.run_id, t.queue, t.handler, r.control
 from (
-    select distinct x.run_id, x.queue, x.handler
+    select x.run_id, x.queue, x.handler
     from unnest(%(queues)s, %(handlers)s) w(queue, handler)
     cross join generate_series(1, 5) p
     cross join lateral (
-        (select t.run_id, t.queue, t.handler from task t
-         where t.lease_session is null and t.namespace = %(namespace)s and t.queue = w.queue and t.handler = w.handler
-           and t.priority = p and t.visible_at = %(until)s and t.run_id > %(after)s
-         order by t.run_id limit %(limit)s)
-        union all
-        (select t.run_id, t.queue, t.handler from task t
-         where t.lease_session is null and t.namespace = %(namespace)s and t.queue = w.queue
-           and t.handler >= w.handler || '#' and t.handler < w.handler || '$' and t.run_id > %(after)s
-           and t.visible_at <= (select clock_timestamp()) - %(waited)s
-         order by t.run_id limit %(limit)s)
+        select t.run_id, t.queue, t.handler from task t
+        where t.lease_session is null and t.namespace = %(namespace)s and t.queue = w.queue and t.handler = w.handler
+          and t.priority = p and t.visible_at = %(until)s and t.run_id > %(after)s
+        order by t.run_id limit %(limit)s
     ) x
     order by x.run_id limit %(limit)s
 ) t
