@@ -327,7 +327,7 @@ def _subject(event: Event) -> Iterator[str]:
     if event.child_run_id:
         yield f"run {event.child_run_id}"
     if event.of_seq:
-        yield f"of event {event.of_seq}"
+        yield f"of event {event.of_seq}" + (f" of run {event.of_run_id}" if event.of_run_id else "")
     if event.kind == "choice_made":
         yield "no case" if event.case_index < 0 else f"case {event.case_index}"
     if event.kind == "scope_opened":

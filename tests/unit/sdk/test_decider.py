@@ -12,7 +12,7 @@ import pytest_asyncio
 from fencepost import Workflow, WorkflowContext, workflow
 from fencepost.advances import Answered, Given, Leaving, Lost, News, Pushed, Refused, Repeated
 from fencepost.codec import NULL
-from fencepost.decider import Decider, Limits
+from fencepost.decider import Decider
 from fencepost.decisions import Decision
 from fencepost.failure import Failed, Released
 from fencepost.history_pages import Page, Reading
@@ -21,6 +21,7 @@ from fencepost.lease import DecideLease, clock
 from fencepost.ledger import Counters
 from fencepost.models import FailureKind, value_of
 from fencepost.queries import Answer
+from fencepost.run_cache import Limits
 from fencepost.session import Session
 from fencepost.v1 import worker_service_pb2 as pb
 from tests.fixtures.waiting import eventually
@@ -173,7 +174,7 @@ async def test_many_runs_are_decided_with_one_wake_up_each_way(stage_of: Callabl
     assert stage.outcomes.count(COMPLETE) == 50
     # A step in a thread may end by itself; the others all end together.
     assert stage.deliveries < 110
-    assert stage.decider.cached == 0
+    await eventually(lambda: stage.decider.cached == 0)
     assert [stage.output_of(f"r{number}") for number in range(50)] == [str(number + 3) for number in range(50)]
 
 
@@ -337,3 +338,17 @@ async def test_a_session_that_leaves_gives_back_what_has_nothing_to_record(stage
     await eventually(lambda: stage.ended)
     assert stage.ended == [("r", Released())]
     assert len(stage.stories["r"].history) == 2, "the step was recorded, and the next one was not begun"
+
+
+async def test_a_run_at_which_the_sdk_itself_fails_is_given_up_and_not_kept_for_ever(
+    stage_of: Callable[..., Stage],
+) -> None:
+    """Its lease would be renewed while nobody decides."""
+    stage = stage_of(waits)
+    stage.flows.clear()  # type: ignore[attr-defined]  # a task for what this worker has not
+    stage.begin(waits)
+    await eventually(lambda: bool(stage.ended))
+    [(run, said)] = stage.ended
+    assert run == "r"
+    assert isinstance(said, Failed)
+    assert (said.kind, said.code) == (FailureKind.OPERATIONAL, "WORKER_FAULT")

@@ -18,8 +18,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from fencepost.advances import Answered, Asked, Behind, Given, Lost, News, Pushed, Refused, Repeated
 from fencepost.code_run import CodeRun
@@ -30,7 +29,7 @@ from fencepost.lease import CancelReason, DecideLease
 from fencepost.local_steps import LocalSteps, Underway
 from fencepost.models import FailureKind
 from fencepost.queries import Answer, Queries
-from fencepost.run_cache import RunCache, RunEntry
+from fencepost.run_cache import Limits, RunCache, RunEntry
 from fencepost.session import Session
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost.watchdog import TurnInterrupted, Watchdog
@@ -49,20 +48,11 @@ A = TypeVar("A")
 
 DEADLOCK = "DEADLOCK"
 HISTORY_NOT_READ = "HISTORY_NOT_READ"
+WORKER_FAULT = "WORKER_FAULT"
 REPLAYED_A_SECOND = 10_000
 """How many events of a history are granted a second of their own, over the limit of a turn."""
 
 _ENDS = frozenset({pb.ADVANCE_OUTCOME_COMPLETE, pb.ADVANCE_OUTCOME_FAIL, pb.ADVANCE_OUTCOME_CONTINUE_AS_NEW})
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How a decider works. Times in seconds. ``on_input_change`` is for `CodeRun`."""
-
-    slots: int
-    cache: int
-    deadlock: float
-    on_input_change: Literal["warn", "block"] = "warn"
 
 
 Said: TypeAlias = "tuple[DecideLease, pb.AdvanceItem | Failed | Released] | Reading | Answer"
@@ -149,9 +139,12 @@ class Decider:
             heard = news.popleft()
             try:
                 self._hear_one(heard)
-            except Exception:
-                # What comes behind it is of other runs.
+            except Exception as error:
+                # What comes behind it is of other runs; whoever gets this one next may fare better.
                 logger.exception("a fault of the SDK at a %s; the worker goes on", type(heard).__name__)
+                lease = getattr(heard, "lease", None)
+                if lease is not None:
+                    self._fault(lease, error)
         if not self._steps.has_ready:
             self._settle()
 
@@ -439,6 +432,14 @@ class Decider:
         self._evict(entry)
         if lease is not None:
             self._say((lease, outcome))
+
+    def _fault(self, lease: DecideLease, error: Exception) -> None:
+        """Give a lease up, so that its run does not stand still behind a line in a log."""
+        entry = self._of(lease)
+        if entry is not None:
+            self._evict(entry)
+        text = clean(f"a fault of the worker: {type(error).__name__}: {error}")
+        self._say((lease, Failed(FailureKind.OPERATIONAL, WORKER_FAULT, text)))
 
     def _drop_steps(self, entry: RunEntry) -> None:
         for step in list(entry.steps.values()):

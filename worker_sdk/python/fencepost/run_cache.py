@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from fencepost.advances import Asked
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
     from fencepost.local_steps import Underway
     from fencepost.v1 import run_pb2
     from fencepost.v1 import worker_service_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How a decider works. Times in seconds. ``on_input_change`` is for `CodeRun`."""
+
+    slots: int
+    cache: int
+    deadlock: float
+    on_input_change: Literal["warn", "block"] = "warn"
 
 
 class RunEntry:

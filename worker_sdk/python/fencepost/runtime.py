@@ -19,7 +19,7 @@ import grpc
 from fencepost.advances import Given, Leaving
 from fencepost.channel import Backoff, Targets
 from fencepost.checkpoints import Saving
-from fencepost.decider import Decider, Limits
+from fencepost.decider import Decider
 from fencepost.executor import Executor
 from fencepost.failure import Released
 from fencepost.history_pages import HistoryPages, Page, Reading
@@ -28,6 +28,7 @@ from fencepost.lease import DecideLease
 from fencepost.link import Link
 from fencepost.queries import Answer
 from fencepost.registering import Registering
+from fencepost.run_cache import Limits
 from fencepost.session import Session
 
 if TYPE_CHECKING:
