@@ -99,8 +99,8 @@ class Event:
     step's output, ``attempt`` being the last one. ``delay`` is in seconds (timer_started). An empty value in
     ``attributes`` took that label away (attributes_set). A run that goes on for another one names it in
     ``continued_from_run_id`` (run_started), the one that is gone on with has ``next_run_id`` (run_continued). A failure
-    that a replay passes by, because its step is tried again, is event ``ignored_seq`` (run_retried). What is undone is event
-    ``of_seq``, of an earlier run of the chain if ``of_run_id`` names one (undo_scheduled, undo_skipped).
+    that a replay passes by, because its step is tried again, is event ``ignored_seq`` (run_retried). What is undone is
+    event ``of_seq``, of an earlier run of the chain if ``of_run_id`` names one (undo_scheduled, undo_skipped).
     """
 
     seq: int
