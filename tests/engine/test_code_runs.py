@@ -344,3 +344,11 @@ async def test_what_comes_at_another_server_is_told_to_the_worker_that_holds_the
     pushed = (await code.decider.next(pb.Events)).runs[0]
     assert (pushed.task, pushed.after_seq, pushed.last_seq) == (run.task.task, 2, 3)
     await code.decider.close()
+
+
+async def test_a_wait_that_has_met_its_signal_already_is_recorded_and_leaves_nothing(code: Code) -> None:
+    wait = pb.Command(op=1, await_signal=pb.AwaitSignal(signal_name="go", ended=True))
+    run = await code.begin(wait, outcome=CONTINUE)
+    found = await code.scene.api.get(run.task.task.run_id)
+    assert list(found.open_waits) == []
+    assert kinds(await code.scene.api.history(run.task.task.run_id)) == ["run_started", "signal_awaited"]

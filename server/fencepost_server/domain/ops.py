@@ -54,6 +54,8 @@ class AwaitSignal:
     op: int
     name: str
     seconds: float | None
+    ended: bool = False
+    """It has met its signal already, or was given up: it is only recorded."""
 
 
 @dataclass(frozen=True, slots=True)

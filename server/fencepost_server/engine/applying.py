@@ -168,6 +168,8 @@ def _timer(ctx: RunContext, timer: StartTimer) -> int:
 
 def _await_signal(ctx: RunContext, wait: AwaitSignal) -> int:
     detail: dict[str, Any] = {"op": wait.op, "name": wait.name}
+    if wait.ended:
+        return ctx.event(EventType.SIGNAL_AWAITED, detail=detail)
     fire_at = None
     if wait.seconds is not None:
         fire_at = ctx.now + timedelta(seconds=wait.seconds)

@@ -240,7 +240,7 @@ class _Reading:
         if (fault := name_fault(wait.signal_name)) is not None:
             self.fault(f"{path}.signal_name", fault)
         timeout = self._seconds(wait.timeout, f"{path}.timeout") if wait.HasField("timeout") else None
-        return AwaitSignal(op, wait.signal_name, timeout)
+        return AwaitSignal(op, wait.signal_name, timeout, wait.ended)
 
     def _start_child(self, op: int, child: pb.StartChild, path: str) -> StartChild:
         self._plan("child", child.workflow_id, child.options, path, "workflow_id")

@@ -128,8 +128,9 @@ def _start_timer(op: Op) -> pb.Command:
 
 def _await_signal(op: Op) -> pb.Command:
     command = pb.Command(op=op.number, await_signal=pb.AwaitSignal(signal_name=op.name))
-    # A wait that has met its signal already needs no end.
-    if op.seconds is not None and op.awaited:
+    if not op.awaited:
+        command.await_signal.ended = True
+    elif op.seconds is not None:
         _fill_seconds(command.await_signal.timeout, op.seconds)
         command.await_signal.timeout.SetInParent()
     return command

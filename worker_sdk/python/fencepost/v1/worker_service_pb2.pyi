@@ -1174,8 +1174,11 @@ class AwaitSignal(_message.Message):
 
     SIGNAL_NAME_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
     signal_name: _builtins.str
     """The name of the signal."""
+    ended: _builtins.bool
+    """The signal was there before the wait, or the wait was given up: it is recorded for replay, and nothing waits."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """After it TimerFired follows, if the wait was not cancelled. Optional."""
@@ -1185,10 +1188,11 @@ class AwaitSignal(_message.Message):
         *,
         signal_name: _builtins.str = ...,
         timeout: _duration_pb2.Duration | None = ...,
+        ended: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["signal_name", b"signal_name", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "signal_name", b"signal_name", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
