@@ -113,7 +113,7 @@ async def test_a_program_without_logging_shows_where_its_worker_is_connected(
     server: InProcessServer, python_process: ProgramStarter
 ) -> None:
     worker = python_process("-c", PLAIN_PROGRAM, server.grpc_address)
-    line = f"worker plain connected to {server.grpc_address}: 1 handlers on queue default, 3 slots, session "
+    line = f"worker plain connected to {server.grpc_address}: 1 handler on queue default, 3 slots, session "
     await eventually(lambda: line in worker.logs, 30)
     worker.signal(signal.SIGTERM)
     assert await asyncio.to_thread(worker.wait, 15) == 0

@@ -80,7 +80,7 @@ async def a_handle_as_a_part(ctx: WorkflowContext) -> dict[str, object]:
         (by_its_name, "TypeError: a local step is a function, not the name 'same': ctx.call takes names"),
         (a_function_remotely, "TypeError: a handler has a name, which function is not: ctx.run takes functions"),
         (a_workflow_as_a_step, "TypeError: other is a workflow: ctx.child runs it"),
-        (a_text_as_a_time, "TypeError: '5s' is no length of time: give seconds as a number, or a timedelta"),
+        (a_text_as_a_time, "TypeError: sleep: '5s' is no length of time: give seconds as a number, or a timedelta"),
         (
             a_handle_as_a_part,
             "OUTPUT_NOT_RECORDABLE: Handle is an awaitable, which has no JSON: await it first",

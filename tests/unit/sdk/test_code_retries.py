@@ -199,7 +199,7 @@ def test_labels_that_a_failing_function_gives_are_recorded_before_it_fails() -> 
 
     @workflow("w", compatibility_id="1")
     async def flow(ctx: WorkflowContext) -> None:
-        _ = ctx.call("never sent")
+        _ = ctx.call("never.sent")
         ctx.set_attributes({"state": "broken"})
         raise ValueError("a bug")
 

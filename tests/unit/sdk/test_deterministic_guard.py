@@ -61,9 +61,9 @@ REFUSED = {
     'os.system("true")': "os.system",
     "socket.socket()": "a socket",
     'socket.getaddrinfo("localhost", 1)': "socket.getaddrinfo",
-    "asyncio.wait([])": "asyncio.wait is not deterministic in a workflow: use fencepost.deterministic.wait",
-    "asyncio.as_completed([])": "use fencepost.deterministic.as_completed",
-    "asyncio.TaskGroup().__aenter__()": "use fencepost.deterministic.TaskGroup",
+    "asyncio.wait([])": "asyncio.wait is not deterministic in a workflow: use fencepost.wait",
+    "asyncio.as_completed([])": "use fencepost.as_completed",
+    "asyncio.TaskGroup().__aenter__()": "use fencepost.TaskGroup",
 }
 
 

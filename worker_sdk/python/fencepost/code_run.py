@@ -38,6 +38,7 @@ _CONTINUE, _WAIT = pb.ADVANCE_OUTCOME_CONTINUE, pb.ADVANCE_OUTCOME_WAIT
 _COMPLETE, _FAIL = pb.ADVANCE_OUTCOME_COMPLETE, pb.ADVANCE_OUTCOME_FAIL
 _CONTINUE_AS_NEW, _BLOCK = pb.ADVANCE_OUTCOME_CONTINUE_AS_NEW, pb.ADVANCE_OUTCOME_BLOCK
 _MAX_CANCELS = 100
+_MAX_TOLD = 5
 _MAX_PAYLOAD_BYTES = 1 << 20
 # With one more payload, an output or a command's, it has to fit into any frame of 3 MiB.
 _MAX_ADVANCE_BYTES = 1 << 20
@@ -369,7 +370,11 @@ class CodeRun:
         try:
             arguments = self.workflow.arguments(given)
         except NotDecodable as error:
-            failure = Failed(FailureKind.PERMANENT, INPUT_NOT_DECODABLE, clean(error.message))
+            failure = Failed(
+                FailureKind.PERMANENT,
+                INPUT_NOT_DECODABLE,
+                clean(f"input of workflow {self.workflow.workflow_id}: {error.message}"),
+            )
             self._ends(_FAIL, None, failure)
             return
         self._main = book.loop.create_task(self._call(arguments), name=self.workflow.workflow_id)
@@ -422,6 +427,7 @@ class CodeRun:
         error: BaseException | None
         error = asyncio.CancelledError() if main.cancelled() else main.exception()
         if error is None:
+            self._tell_unawaited()
             self._complete(main.result())
             return
         again = continue_as_new_of(error)
@@ -430,6 +436,19 @@ class CodeRun:
         else:
             self._ends(_CONTINUE_AS_NEW, again.input)
             self.book.cancel_open()
+
+    def _tell_unawaited(self) -> None:
+        """Log what the function began, never awaited, and leaves open: most often an await was forgotten."""
+        book = self.book
+        if book.ending is None and book.seq > book.seen_seq and (left := book.unawaited()):
+            more = f" and {len(left) - _MAX_TOLD} more" if len(left) > _MAX_TOLD else ""
+            logger.warning(
+                "[%s] workflow %s returned while %s%s was open, and nobody had awaited it: that ends with the run",
+                self.run_id,
+                self.workflow.workflow_id,
+                ", ".join(left[:_MAX_TOLD]),
+                more,
+            )
 
     def _complete(self, value: object) -> None:
         try:

@@ -257,8 +257,7 @@ class Ledger:
                 return
             lease.resends = 0
         lease.refusals += 1
-        faults = "; ".join(f"{fault.path or '(whole)'}: {fault.message}" for fault in violations)
-        text = f"{message} ({faults})" if faults else message
+        text = _refusal(message, violations)
         outcome = lease.outcome
         if lease.refusals > _MAX_REFUSALS or isinstance(outcome, Released) or outcome is None:
             logger.error("%r: its outcome was refused for good, its lease will run out: %s", lease, text)
@@ -307,8 +306,7 @@ class Ledger:
         lease.advance = None
         known = why.reason in error_pb2.ErrorReason.values()
         code = error_pb2.ErrorReason.Name(why.reason).removeprefix("ERROR_REASON_") if known else str(why.reason)
-        faults = "; ".join(f"{fault.path or '(whole)'}: {fault.message}" for fault in why.violations)
-        text = f"{why.message} ({faults})" if faults else why.message
+        text = _refusal(why.message, why.violations)
         effects.news.append(Refused(lease, code, text, at_fault=why.reason in AT_FAULT))
 
     def _settled(self, lease: Lease) -> None:
@@ -363,3 +361,10 @@ class Ledger:
                 if not lease.unanswered and lease.expires_at + self._cancel_after_lease <= now:
                     self._drop(lease, effects)
             self._lease_check_due = now + _LEASE_CHECK_INTERVAL if self.held else math.inf
+
+
+def _refusal(message: str, violations: Iterable[run_service_pb2.Violation]) -> str:
+    """What the server has said, with each fault once: most messages have the first of them already."""
+    told = [f"{fault.path or '(whole)'}: {fault.message}" for fault in violations]
+    more = "; ".join(fault for fault in told if fault not in message)
+    return f"{message} ({more})" if more else message

@@ -263,12 +263,12 @@ class Link:
         workflows = identity.workflows.values()
         queues = sorted({step.queue for step in identity.steps.values()} | {flow.queue for flow in workflows})
         logger.info(
-            "worker %s %s to %s: %d handlers%s on %s, %d slots, session %s",
+            "worker %s %s to %s: %s%s on %s, %d slots, session %s",
             identity.worker_name,
             "reconnected" if again else "connected",
             self._targets.current,
-            len(identity.steps),
-            f" and {len(workflows)} workflows" if workflows else "",
+            _counted(len(identity.steps), "handler"),
+            f" and {_counted(len(workflows), 'workflow')}" if workflows else "",
             f"queue {queues[0]}" if len(queues) == 1 else f"{len(queues)} queues",
             self.session.capacity,
             self.session.session_id,
@@ -294,3 +294,7 @@ class Link:
         if now - self._logged_at >= interval:
             self._logged_at = now
             logger.warning(message, *values)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -287,7 +287,9 @@ class OpBook:
         try:
             result = op.codec.decode(value)
         except NotDecodable as error:
-            self._raise_in(handle, error)
+            told = NotDecodable(f"{op.text}: {error.message}")
+            told.__cause__ = error.__cause__
+            self._raise_in(handle, told)
         else:
             handle.set_result(result)
 
@@ -315,6 +317,11 @@ class OpBook:
         errors = [error for handle, error in self._failed if handle._log_traceback]  # asyncio's own mark
         self.forget_failures()
         return errors
+
+    def unawaited(self) -> list[str]:
+        """What is open and was never awaited, for people."""
+        handles = [(op, op.handle) for op in self.ops.values() if not op.cancelled]
+        return [op.text for op, handle in handles if handle is not None and not handle.awaited and not handle.done()]
 
     def forget_failures(self) -> None:
         """Nobody needs to look at what has failed any more."""

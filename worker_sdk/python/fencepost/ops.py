@@ -10,11 +10,12 @@ Callers: `op_book` makes, matches and settles ops, the worker runs `LocalCall`s.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -158,12 +159,19 @@ class Handle(asyncio.Future[T]):
     Cancelling it, or the task that awaits it, stops the op.
     """
 
-    __slots__ = ("_canceller", "_op")
+    __slots__ = ("_canceller", "_op", "awaited")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, canceller: Canceller | None, op: Op | None) -> None:
         super().__init__(loop=loop)
         self._canceller = canceller
         self._op = op
+        self.awaited = False
+        """Whether somebody waits, or has waited, while it had no result."""
+
+    def add_done_callback(self, fn: Callable[[Self], object], /, *, context: contextvars.Context | None = None) -> None:
+        """Call ``fn`` when it has a result; what awaits it does that too."""
+        self.awaited = True
+        super().add_done_callback(fn, context=context)
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Stop the op, unless it has ended. Whoever awaits it gets CancelledError."""

@@ -7,9 +7,12 @@ as options; a local step's is kept by the worker that runs it.
 from __future__ import annotations
 
 import datetime as dt
-import json
 import random
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from numbers import Real
 from typing import Any, TypeAlias
 
 from fencepost.models import FailureKind
@@ -22,17 +25,81 @@ MAX_WAIT = 3650 * 86_400.0
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
 
 
-def seconds_in(length: Seconds) -> float:
+NAME_RULE = "1 to 200 letters, digits and . _ - / of ASCII, beginning with a letter or digit"
+"""What manifests' names are made of: those of handlers, queues, workflows and signals."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+
+DAY = 86_400.0
+ATTEMPT = (0.001, 365 * DAY, "1 ms to 365 days")
+"""The shortest and the longest timeout that the server keeps, in seconds, and both for people."""
+LEASE = (1.0, DAY, "1 s to 1 day")
+
+
+def seconds_in(length: Seconds, what: str = "") -> float:
     """A length of time in seconds. Raises ValueError if it is negative or longer than ten years, TypeError
-    for what is none.
+    for what is none; ``what`` it is of begins the message.
     """
-    try:
-        seconds = length.total_seconds() if isinstance(length, dt.timedelta) else float(length)
-    except (TypeError, ValueError):
-        raise TypeError(f"{length!r} is no length of time: give seconds as a number, or a timedelta") from None
+    given: object = length
+    of = f"{what}: " if what else ""
+    if isinstance(given, dt.timedelta):
+        seconds = given.total_seconds()
+    elif isinstance(given, int | float | Real) and not isinstance(given, bool):
+        try:
+            seconds = float(given)
+        except OverflowError:
+            seconds = -1.0
+    else:
+        raise TypeError(f"{of}{given!r} is no length of time: give seconds as a number, or a timedelta")
     if not 0.0 <= seconds <= MAX_WAIT:
-        raise ValueError(f"{length!r} is no length of time from 0 to 3650 days")
+        raise ValueError(f"{of}{given!r} is no length of time from 0 to 3650 days")
     return seconds
+
+
+@lru_cache(maxsize=4096)
+def is_name(text: str) -> bool:
+    """Whether it is as NAME_RULE says."""
+    return _NAME.fullmatch(text) is not None
+
+
+Fault: TypeAlias = TypeError | ValueError
+"""What is wrong with one option; its text begins with the option's name."""
+
+
+def name_faults(option: str, name: object) -> Iterator[Fault]:
+    """What is wrong with the name of something; None is no name, and right."""
+    if name is None:
+        return
+    if not isinstance(name, str):
+        yield TypeError(f"{option}: a name is text, which {type(name).__name__} is not")
+    elif not is_name(name):
+        yield ValueError(f"{option}: {name[:40]!r} is not a name: {NAME_RULE}")
+
+
+def length_faults(option: str, length: Seconds | None, bounds: tuple[float, float, str]) -> Iterator[Fault]:
+    """What is wrong with a length of time that the server is told, in whole milliseconds."""
+    if length is None:
+        return
+    try:
+        seconds = seconds_in(length, option)
+    except (TypeError, ValueError) as error:
+        yield error
+        return
+    if not bounds[0] <= round(seconds, 3) <= bounds[1]:
+        yield ValueError(f"{option}: {length!r} is not from {bounds[2]}")
+
+
+def retry_faults(retry: object) -> Iterator[Fault]:
+    """What is wrong with what is given for a `Retry`; it has looked at its own fields when it was made."""
+    if retry is not None and not isinstance(retry, Retry):
+        hint = f": write Retry(max_attempts={retry})" if type(retry) is int else ""
+        yield TypeError(f"retry: {retry!r} is no fencepost.Retry{hint}")
+
+
+def raise_all(what: str, faults: list[Fault]) -> None:
+    """Raise all of them as one: as TypeError if one of them is, else as ValueError."""
+    if faults:
+        kind = TypeError if any(isinstance(fault, TypeError) for fault in faults) else ValueError
+        raise kind(f"{what}: " + "; ".join(str(fault) for fault in faults))
 
 
 def duration_text(seconds: float) -> str:
@@ -52,7 +119,7 @@ class Retry:
 
     ``max_attempts`` bounds attempts that fail as operational, ``max_corrective_attempts`` those that fail as
     corrective. Delays are in seconds or timedeltas; ``jitter`` is the part of a delay that chance may take or add.
-    Raises ValueError for what no manifest could have.
+    Raises ValueError and TypeError for what no manifest could have.
     """
 
     max_attempts: int = 5
@@ -63,14 +130,21 @@ class Retry:
     max_corrective_attempts: int = 3
 
     def __post_init__(self) -> None:
+        given: dict[str, object] = {"max_attempts": self.max_attempts, "multiplier": self.multiplier}
+        given |= {"jitter": self.jitter, "max_corrective_attempts": self.max_corrective_attempts}
+        for option, value in given.items():
+            whole = option.startswith("max_")
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+                raise TypeError(f"Retry: {option}: {value!r} is no {'whole ' if whole else ''}number")
         if not 1 <= self.max_attempts <= 1_000_000:
-            raise ValueError("max_attempts is from 1 to 1,000,000")
+            raise ValueError("Retry: max_attempts is from 1 to 1,000,000")
         if not 0 <= self.max_corrective_attempts <= 1_000:
-            raise ValueError("max_corrective_attempts is from 0 to 1,000")
+            raise ValueError("Retry: max_corrective_attempts is from 0 to 1,000")
         if not 1 <= self.multiplier <= 1_000 or not 0 <= self.jitter <= 1:
-            raise ValueError("multiplier is from 1 to 1,000, jitter from 0 to 1")
-        if seconds_in(self.initial_delay) > seconds_in(self.max_delay) or seconds_in(self.max_delay) > 7 * 86_400:
-            raise ValueError("initial_delay is at most max_delay, and that at most 7 days")
+            raise ValueError("Retry: multiplier is from 1 to 1,000, jitter from 0 to 1")
+        longest = seconds_in(self.max_delay, "Retry: max_delay")
+        if seconds_in(self.initial_delay, "Retry: initial_delay") > longest or longest > 7 * DAY:
+            raise ValueError("Retry: initial_delay is at most max_delay, and that at most 7 days")
 
     def options(self) -> dict[str, Any]:
         """As a manifest has it."""
@@ -111,7 +185,8 @@ class UndoPolicy:
     """How a completed step or child is undone, if its run fails or is cancelled.
 
     ``handler`` is what workers register with `undo`, by name or as the object. ``unfinished``: it is also asked to undo
-    steps that may have acted without completing. Times are in seconds or timedeltas.
+    steps that may have acted without completing. Times are in seconds or timedeltas. Raises TypeError and ValueError
+    for what no manifest could have, all of it at once.
     """
 
     handler: str | Undo[..., Any]
@@ -120,6 +195,16 @@ class UndoPolicy:
     lease: Seconds | None = None
     retry: Retry | None = None
     unfinished: bool = False
+
+    def __post_init__(self) -> None:
+        faults = [
+            *handler_faults("handler", self.handler),
+            *name_faults("queue", self.queue),
+            *length_faults("timeout", self.timeout, ATTEMPT),
+            *length_faults("lease", self.lease, LEASE),
+            *retry_faults(self.retry),
+        ]
+        raise_all("UndoPolicy", faults)
 
     def options(self) -> dict[str, Any]:
         """As a manifest has it."""
@@ -142,20 +227,16 @@ class UndoPolicy:
 UndoBy: TypeAlias = "str | Undo[..., Any] | UndoPolicy"
 """How to undo: a handler by its name or as the object, or a policy."""
 
+
+def handler_faults(option: str, handler: object) -> Iterator[Fault]:
+    """What is wrong with what is given for a handler that undoes."""
+    if isinstance(handler, Undo):
+        yield from name_faults(option, handler.name)
+        yield from name_faults(f"{option}'s queue", handler.queue)
+    elif isinstance(handler, str):
+        yield from name_faults(option, handler)
+    else:
+        yield TypeError(f"{option}: {handler!r} undoes nothing: give what @fencepost.undo has made, or its name")
+
+
 DEFAULT_RETRY = Retry()
-
-
-def options_json(undo: UndoBy | None, retry: Retry | None = None, **options: object) -> str:
-    """JSON text of the options of an op, empty if there are none; what is None is left out, times become text."""
-    if undo is None and retry is None and not options:
-        return ""
-    told: dict[str, Any] = {
-        key: value if isinstance(value, str) else duration_text(seconds_in(value))
-        for key, value in options.items()
-        if isinstance(value, str | int | float | dt.timedelta)
-    }
-    if retry is not None:
-        told["retry"] = retry.options()
-    if undo is not None:
-        told["undo"] = (undo if isinstance(undo, UndoPolicy) else UndoPolicy(undo)).options()
-    return json.dumps(told, separators=(",", ":")) if told else ""

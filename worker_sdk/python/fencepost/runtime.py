@@ -276,7 +276,8 @@ class Runtime:
         self._tell_leaving()
         if await self._wait_for_links(self._settings.drain_timeout, hurry=True):
             return
-        logger.warning("%d steps have not ended in time and are cut off", self.held_count)
+        if held := self.held_count:
+            logger.warning("steps that have not ended in time and are cut off: %d", held)
         for link in self._links:
             self._give_back(link)
             self._cut_off(link)

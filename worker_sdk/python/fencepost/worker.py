@@ -381,6 +381,8 @@ def _by_name(steps: Sequence[Step[..., Any]], *, needed: bool) -> Mapping[str, S
     """
     by_name: dict[str, Step[..., Any]] = {}
     for handler in steps:
+        if isinstance(handler, Workflow):
+            raise TypeError(f"{handler!r} is a workflow, not a handler: give it as Worker(…, workflows=[…])")
         if not isinstance(handler, Step):
             raise TypeError(
                 f"{handler!r} is not a handler: decorate it with @fencepost.step(name) or @fencepost.undo(name)"
@@ -388,8 +390,10 @@ def _by_name(steps: Sequence[Step[..., Any]], *, needed: bool) -> Mapping[str, S
         if handler.name in by_name:
             raise ValueError(f"two handlers are named {handler.name!r}")
         by_name[handler.name] = handler
-    if not needed <= len(by_name) <= MAX_HANDLERS:
-        raise ValueError(f"a worker has 1 to {MAX_HANDLERS} handlers, not {len(by_name)}")
+    if needed and not by_name:
+        raise ValueError("a worker has at least one handler or one workflow, and this one has none")
+    if len(by_name) > MAX_HANDLERS:
+        raise ValueError(f"a worker has at most {MAX_HANDLERS} handlers, not {len(by_name)}")
     return by_name
 
 

@@ -11,13 +11,14 @@ A `Workflow` can still be called like the function. Annotations decide how the r
 
 from __future__ import annotations
 
+import builtins
 import functools
 import inspect
 import json
 import sys
 import types
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar, get_type_hints
+from typing import Any, Generic, ParamSpec, TypeVar, get_origin, get_type_hints
 
 from fencepost.codec import NULL, Codec, Value, codec_for, encode
 from fencepost.errors import NotEncodable
@@ -96,7 +97,28 @@ class Workflow(Generic[P, R]):
         ]
         if not taken or len(wanted) > 2 or any(parameter not in taken for parameter in wanted):
             raise TypeError(f"workflow {self.workflow_id}: the function takes the context and at most one input")
+        self._check_context(taken[0])
         self._input = taken[1] if len(taken) > 1 else None
+
+    def _check_context(self, first: inspect.Parameter) -> None:
+        """Raises TypeError if the first parameter is declared as what no context can be: there is none for it."""
+        declared = first.annotation
+        if isinstance(declared, str):
+            names = {**getattr(inspect.unwrap(self.function), "__globals__", {}), **self.local_names}
+            # Names only: what has to be computed may be known to type checkers alone.
+            name = declared.partition("[")[0]
+            declared = names.get(name, getattr(builtins, name, None))
+        declared = get_origin(declared) or declared
+        if not isinstance(declared, type) or declared is Any or declared is inspect.Parameter.empty:
+            return
+        from fencepost.workflow_context import WorkflowContext  # which needs this module
+
+        fits = issubclass(declared, WorkflowContext) or declared in WorkflowContext.__mro__
+        if not fits and not getattr(declared, "_is_protocol", False):
+            raise TypeError(
+                f"workflow {self.workflow_id}: the function takes a WorkflowContext first, and at most one input after "
+                f"it; its first parameter {first.name} is declared as {declared.__qualname__}"
+            )
 
     def _resolve(self, local_names: Mapping[str, Any] | None = None) -> None:
         """Turn annotations into codecs. Raises NameError for an unknown name, TypeError for an impossible type."""

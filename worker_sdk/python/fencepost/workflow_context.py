@@ -22,6 +22,7 @@ from fencepost.codec import Codec, Value, codec_for, encode
 from fencepost.errors import NotEncodable
 from fencepost.local_functions import function_of, local_function
 from fencepost.op_book import OpBook, logger, shield
+from fencepost.op_options import child_options, label_of, local_options, name_of, step_options
 from fencepost.ops import (
     ATTRIBUTES,
     CHILD,
@@ -36,8 +37,8 @@ from fencepost.ops import (
     digest_of_arguments,
     own,
 )
-from fencepost.policies import Retry, Seconds, UndoBy, options_json, seconds_in
-from fencepost.steps import MAX_NAME, Step
+from fencepost.policies import Retry, Seconds, UndoBy, seconds_in
+from fencepost.steps import Step
 from fencepost.workflow import Workflow
 from fencepost.workflow_errors import ContinueAsNew
 from fencepost.workflow_log import WorkflowLogger
@@ -113,16 +114,17 @@ class WorkflowContext:
         """
         local = local_function(fn, self._workflow.local_names)
         local.check(len(args))
+        name = local.name if name is None else label_of("name", name)
+        seconds, options = local_options(name, timeout, retry, undo)
         digest = digest_of_arguments(args)
-        op = self._book.new_op(LOCAL, local.name if name is None else _named("name", name))
+        op = self._book.new_op(LOCAL, name)
         if op is not None:
             op.digest = digest
             if op.number not in self._book.done:
                 args = own(args)
-            seconds = None if timeout is None else seconds_in(timeout)
             op.call = Call(function_of(fn), local, args, retry, seconds, self._user_id, self._workflow.workflow_id)
             if undo is not None:
-                op.options = options_json(undo)
+                op.options = options
                 op.input = self._encoded(_input_of(fn, args))
             self._book.to_begin[op.number] = op
         return self._book.handle(op, local.codec)
@@ -216,16 +218,9 @@ class WorkflowContext:
             handler = handler.name
         else:
             value = encode(input)
-        options = options_json(
-            undo,
-            retry,
-            queue=queue,
-            timeout=timeout,
-            lease=lease,
-            queue_timeout=queue_timeout,
-            total_timeout=total_timeout,
-        )
-        op = self._book.new_op(STEP, _named("handler", handler))
+        name = name_of("handler", handler)
+        options = step_options(name, queue, timeout, lease, queue_timeout, total_timeout, retry, undo)
+        op = self._book.new_op(STEP, name)
         return self._asked(op, self._encoded(value), options, codec)
 
     @overload
@@ -281,8 +276,9 @@ class WorkflowContext:
             workflow = workflow.workflow_id
         else:
             value = encode(input)
-        options = options_json(undo, on_parent_end=on_parent_end)
-        op = self._book.new_op(CHILD, _named("workflow", workflow))
+        name = name_of("workflow", workflow)
+        options = child_options(name, on_parent_end, undo)
+        op = self._book.new_op(CHILD, name)
         return self._asked(op, self._encoded(value), options, codec)
 
     def _asked(self, op: Op | None, value: Value, options: str, codec: Codec[Any]) -> Handle[Any]:
@@ -303,7 +299,7 @@ class WorkflowContext:
 
     def sleep(self, length: Seconds) -> Handle[None]:
         """Wait, for milliseconds or years: seconds, or a timedelta. Nothing of the run needs to be in memory."""
-        seconds = seconds_in(length)
+        seconds = seconds_in(length, "sleep")
         op = self._book.new_op(SLEEP, "")
         if op is not None:
             op.seconds = seconds
@@ -321,8 +317,9 @@ class WorkflowContext:
         before. Awaiting gives its payload, or raises `SignalTimeout`.
         """
         codec = codec_for(type)
-        seconds = None if timeout is None else seconds_in(timeout)
-        op = self._book.new_op(SIGNAL, _named("signal", name))
+        name = name_of("signal", name)
+        seconds = None if timeout is None else seconds_in(timeout, f"signal {name}: timeout")
+        op = self._book.new_op(SIGNAL, name)
         handle = self._book.handle(op, codec)
         if op is not None:
             op.seconds = seconds
@@ -363,7 +360,7 @@ class WorkflowContext:
         """Whether this run goes the way of a change of the code: True for runs that reach the first such call anew,
         False for those that have passed here before it was there. What a run was told once it is told always.
         """
-        return self._book.patched(_named("patch", patch_id))
+        return self._book.patched(label_of("patch", patch_id))
 
     # The run
 
@@ -419,7 +416,7 @@ class WorkflowContext:
         """Let ``fn`` answer queries of that name. It is a plain function of the query's input, or of nothing; it only
         reads.
         """
-        self._answers.add(_named("query", name), fn)
+        self._answers.add(label_of("query", name), fn)
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -473,16 +470,6 @@ def _input_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> Value:
     """What the undo of a local step receives as its input: the argument, or a list of several."""
     given = args[0] if len(args) == 1 else list(args) or None
     return fn.encode_input(given) if isinstance(fn, Step) else encode(given)
-
-
-def _named(what: str, name: str) -> str:
-    given: object = name
-    if not isinstance(given, str):
-        hint = ": ctx.run takes functions" if what == "handler" and callable(given) else ""
-        raise TypeError(f"a {what} has a name, which {type(given).__name__} is not{hint}")
-    if not name or len(name) > MAX_NAME:
-        raise ValueError(f"a {what} has 1 to {MAX_NAME} characters, not {len(name)}")
-    return name
 
 
 def _seed(run_id: str, use: str) -> int:

@@ -36,7 +36,7 @@ _SLEEP = "use `await ctx.sleep(...)`"
 _CHANCE = "use ctx.random"
 _UUID = "use ctx.uuid4()"
 _STEP = "do it in a step, with ctx.run(...)"
-_OURS = "use fencepost.deterministic."
+_OURS = "use fencepost."
 
 _CLOCKS: tuple[str, ...] = (
     "time",
