@@ -143,6 +143,9 @@ async def test_a_history_at_its_limit_blocks_the_run_and_lets_it_end(open_scene:
     assert (await run.advance(local(100), local(101), outcome=CONTINUE)).outcome == LEASE_LOST
     blocked = await code.scene.api.get(run_id)
     assert (state_of(blocked), blocked.failure.code) == ("BLOCKED", "HISTORY_TOO_LONG")
+    other = await another_decider(code.scene)
+    await other.no_task()  # no worker can do anything about it
+    await other.close()
     await code.scene.api.runs.RetryRun(run_service_pb2.RetryRunRequest(run_id=run_id), timeout=DEADLINE)
     again = await code.take()
     await again.complete()

@@ -256,7 +256,7 @@ def _give_back(ctx: RunContext, report: Report, task: TaskRow, delay: float) -> 
 def block(ctx: RunContext, report: Report, task: TaskRow, failure: Failure) -> None:
     """The run goes on when there is a worker that can, or by RetryRun."""
     decider = ctx.control.decider
-    if decider is not None and report.session is not None and failure.code != "HISTORY_TOO_LONG":
+    if decider is not None and report.session is not None:
         decider.tried = [*decider.tried[1 - _MAX_TRIED :], report.session.nonce]
     steps.park(ctx, report, task, failure)
 
@@ -271,6 +271,7 @@ async def offered(ctx: RunContext, session_id: str) -> Commanded:
     parked = [task for task in tasks if task.visible_at == PARKED_UNTIL and task.lease_session is None]
     mine = next((task for task in parked if task.task_id == DECIDE_TASK), None)
     full = run.next_seq + 2 > ctx.env.limits.max_history_events
+    full = full or (run.failure is not None and json.loads(run.failure)["code"] == "HISTORY_TOO_LONG")
     if decider is None or decider.over or control.paused or not control.blocked or mine is None or full:
         return Commanded(ctx.state)
     session = ctx.env.sticky(session_id)
