@@ -10,7 +10,7 @@ Caller: `workflow_context`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -35,6 +35,7 @@ from fencepost.policies import (
 from fencepost.steps import MAX_NAME
 
 _KNOWN = 2048
+_LABELS, _LABEL_NAME, _LABEL = 32, 100, 200
 _PARENT_ENDS = ("cancel", "terminate", "abandon")
 
 
@@ -52,6 +53,23 @@ def label_of(what: str, name: str) -> str:
     if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
         raise ValueError(f"a {what} has 1 to {MAX_NAME} printable characters, which {name[:40]!r} has not")
     return name
+
+
+def labels_of(attributes: Mapping[str, str | None]) -> dict[str, str]:
+    """Labels for a run as they are sent. Raises TypeError and ValueError, for all that is wrong at once."""
+    told = {key: value or "" for key, value in attributes.items()}
+    if not all(isinstance(text, str) for pair in told.items() for text in pair):
+        raise TypeError("names and values of attributes are text")
+    faults: list[Fault] = []
+    if len(told) > _LABELS:
+        faults.append(ValueError(f"there are {len(told)}, and a run has at most {_LABELS}"))
+    for key, value in told.items():
+        if not is_name(key) or len(key) > _LABEL_NAME:
+            faults.append(ValueError(f"{key[:40]!r} is not a name: {NAME_RULE}, and these have at most {_LABEL_NAME}"))
+        if len(value) > _LABEL or "\0" in value:
+            faults.append(ValueError(f"{key[:40]}: a value has at most {_LABEL} characters, and no NUL"))
+    raise_all("attributes", faults)
+    return told
 
 
 def _check_text(what: str, name: object) -> None:

@@ -22,7 +22,7 @@ from fencepost.codec import Codec, Value, codec_for, encode
 from fencepost.errors import NotEncodable
 from fencepost.local_functions import function_of, local_function
 from fencepost.op_book import OpBook, logger, shield
-from fencepost.op_options import child_options, label_of, local_options, name_of, step_options
+from fencepost.op_options import child_options, label_of, labels_of, local_options, name_of, step_options
 from fencepost.ops import (
     ATTRIBUTES,
     CHILD,
@@ -404,9 +404,7 @@ class WorkflowContext:
 
     def set_attributes(self, attributes: Mapping[str, str | None]) -> None:
         """Label the run, beside and in place of the labels that it has; None or an empty text takes one away."""
-        told = {key: value or "" for key, value in attributes.items()}
-        if not all(isinstance(text, str) for pair in told.items() for text in pair):
-            raise TypeError("names and values of attributes are text")
+        told = labels_of(attributes)
         op = self._book.new_op(ATTRIBUTES, "")
         if op is not None:
             op.attributes = told
