@@ -22,6 +22,8 @@ import threading
 import time
 from typing import Any
 
+import uvloop
+
 from benchmarks.code_workflows import WORKFLOWS, first_step
 from benchmarks.plan import STEPS
 from benchmarks.workflow import ITEM, REFUSE, UNDO, UNDONE, handler_name
@@ -86,11 +88,11 @@ class Shift:
             self._began = first_step
             self._worker = Worker(
                 address, [], workflows=WORKFLOWS, slots=command["slots"], name=name, workflow_slots=command["code"],
-                workflow_cache=command["cache"],
+                workflow_cache=command["cache"], loop_factory=uvloop.new_event_loop,
             )  # fmt: skip
         else:
             steps = [*(timed_steps() if command["timed"] else plain_steps(self._began)), *engine_steps()]
-            self._worker = Worker(address, steps, slots=command["slots"], name=name)
+            self._worker = Worker(address, steps, slots=command["slots"], name=name, loop_factory=uvloop.new_event_loop)
         # The main thread reads commands, where a worker's would only wait.
         self._thread = threading.Thread(target=self._worker.run, name="worker", daemon=True)
         self._thread.start()

@@ -87,6 +87,29 @@ async def test_a_worker_runs_in_the_loop_of_its_caller(server: InProcessServer) 
     assert worker.stats().held == 0
 
 
+async def test_the_loops_of_a_worker_are_made_by_its_factory(server: InProcessServer) -> None:
+    class Made(asyncio.SelectorEventLoop):
+        """A loop of the user's choice."""
+
+    made, loops = [], []
+
+    def make() -> Made:
+        made.append(Made())
+        return made[-1]
+
+    @step("s1")
+    async def note() -> None:
+        loops.append(asyncio.get_running_loop())
+
+    worker = Worker(server.grpc_address, [note], loop_factory=make)
+    async with running(worker), AsyncClient(server.grpc_address) as client:
+        await client.register_definition(manifest(1))
+        await (await client.start_run("wf")).result(timeout=30)
+    assert len(made) == 2, "one for the steps, one for the session"
+    assert loops[0] in made
+    assert all(loop.is_closed() for loop in made)
+
+
 async def failure_of(
     server: InProcessServer, handler: Callable[..., Any], node: dict[str, Any] | None = None
 ) -> fencepost.Failure:

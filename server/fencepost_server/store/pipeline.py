@@ -42,10 +42,14 @@ class Gathering(psycopg.AsyncPipeline):
 
     def _exit_gen(self) -> PQGen[None]:
         self._sending = True
+        synced = False
         try:
-            yield from super()._exit_gen()
+            self._enqueue_sync()
+            yield from self._communicate_gen()
+            synced = True
         finally:
             self._sending = False
+            yield from self._fetch_gen(flush=not synced)  # a sync brings all results unasked
 
 
 @asynccontextmanager
