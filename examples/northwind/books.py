@@ -77,10 +77,10 @@ class Books:
     def refund_stalled(self, order_id: int) -> Iterator[None]:
         """Let the refund of an order wait until the block ends, as for a payment provider that does not answer."""
         self._db.execute("select pg_advisory_lock(%s)", [order_id])
-        try:
-            yield
-        finally:
-            self._db.execute("select pg_advisory_unlock(%s)", [order_id])
+        yield
+        # After an error the end of the connection lets go of it: an interrupt may have come amid a statement, and one
+        # more on this connection would only hide it.
+        self._db.execute("select pg_advisory_unlock(%s)", [order_id])
 
     def takeover(self, step: StepOfOrder, dead_worker: str) -> Takeover | None:
         """Find out who does a step that a dead worker had begun, if anyone does yet."""

@@ -51,20 +51,22 @@ cross join lateral (
 ) s;
 
 -- name: matches
--- Waits and signals of the same name, each in order: what a pause has kept apart. Each side is numbered once, and so many pairs are
--- told that one decision can bear. index: wait_pkey, signal_pkey
-select k.ord, w.run_id, w.seq, w.name, w.place, s.seq, s.size
+-- Waits and signals of the same name, each in order: what a pause has kept apart. Each side is numbered once and both are grouped, for
+-- a join of them may be planned as a loop in a loop. So many pairs are told that one decision can bear. index: wait_pkey, signal_pkey
+select k.ord, w.run_id, w.seq, w.name, w.place, m.signal_seq, m.size
 from unnest(%(a)s) with ordinality k(a, ord)
 cross join lateral (
-    select w.*, s.seq as signal_seq, s.size from (
-        select *, row_number() over (partition by name order by seq) as n from wait where run_id = k.a offset 0
-    ) w
-    join (
-        select name, seq, size, row_number() over (partition by name order by seq) as n from signal where run_id = k.a offset 0
-    ) s on s.name = w.name and s.n = w.n
-    order by w.seq limit 1000
-) w(run_id, seq, name, place, n, signal_seq, size)
-cross join lateral (select w.signal_seq as seq, w.size) s
+    select name, max(wait_seq) as wait_seq, max(signal_seq) as signal_seq, max(size) as size from (
+        select name, row_number() over (partition by name order by seq) as n, seq as wait_seq, null as signal_seq, null as size
+        from wait where run_id = k.a
+        union all
+        select name, row_number() over (partition by name order by seq), null, seq, size from signal where run_id = k.a
+    ) numbered
+    group by name, n having count(*) = 2 order by wait_seq limit 1000
+) m
+cross join lateral (
+    select * from wait w where w.run_id = k.a and w.name = m.name and w.seq = m.wait_seq offset 0
+) w
 order by k.ord, w.seq;
 
 -- name: timer
