@@ -23,7 +23,8 @@ from typing import Self
 from benchmarks.decided import NAMESPACE, SESSION_ID, DecidedRun, DecidedStep
 from fencepost_server.config import Config
 from fencepost_server.store import batch, tasks
-from fencepost_server.store.connection import Connection, Database, connect, transaction
+from fencepost_server.store.connection import Database, connect, transaction
+from fencepost_server.store.pipeline import Connection
 from fencepost_server.store.tasks import Want
 
 _SEED_BATCH = 500
@@ -81,11 +82,9 @@ class Replayer:
         for start in range(0, len(runs), _SEED_BATCH):
             some = runs[start : start + _SEED_BATCH]
             async with transaction(self._connections[0], self._config) as session:
-                await batch.insert_runs(
-                    session, [(run.run, "", None, None, None) for run in some], some[0].run.last_event_at
-                )
-                await batch.insert_tasks(session, [(run.task.row, run.task.namespace) for run in some])
-                await batch.insert_events(session, [event for run in some for event in run.events])
+                batch.insert_runs(session, [(run.run, "", None, None, None) for run in some], some[0].run.last_event_at)
+                batch.insert_tasks(session, [(run.task.row, run.task.namespace) for run in some])
+                batch.insert_events(session, [event for run in some for event in run.events])
 
     async def replay(self, runs: Sequence[DecidedRun], slots: int, batch_size: int) -> Replayed:
         """Bring runs that were seeded to their end, ``slots`` at a time, ``batch_size`` steps in a transaction.
@@ -185,9 +184,9 @@ class _Replay:
         async with transaction(connection, self._config) as session:
             keys = [step.key for step in steps]
             await batch.lock_and_read(session, (), {key[0] for key in keys}, keys, (), skip_locked=False)
-            await batch.update_runs(session, [step.run for step in steps])
-            await batch.delete_tasks(session, keys)
+            batch.update_runs(session, [step.run for step in steps])
+            batch.delete_tasks(session, keys)
             new_tasks = [(new.row, new.namespace) for step in steps if (new := step.new_task) is not None]
             if new_tasks:
-                await batch.insert_tasks(session, new_tasks)
-            await batch.insert_events(session, [event for step in steps for event in step.events])
+                batch.insert_tasks(session, new_tasks)
+            batch.insert_events(session, [event for step in steps for event in step.events])

@@ -14,7 +14,7 @@ import pytest
 
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost.v1.payload_pb2 import Payload
-from fencepost_server.store import connection as store_connection
+from fencepost_server.store import pipeline
 from tests.engine.code import CONTINUE, cancel, local, open_code
 from tests.engine.code import call as remote
 from tests.engine.flows import AT_ONCE, PERMANENT, OpenScene, Scene, step, workflow
@@ -176,16 +176,16 @@ async def sent_for(scene: Scene, patch: pytest.MonkeyPatch, work: Awaitable[Any]
     """
     statements: list[str] = []
     trips = 0
-    send, sync = store_connection.Session.send, store_connection.Session.sync
+    send, sync = pipeline.Session.send, pipeline.Session.sync
 
     def ours(session: Any) -> bool:
         return any(lane._connection is session._connection for lane in scene.server.app.engine.lanes)
 
-    async def sending(self: Any, statement: bytes, params: Any = None) -> Any:
+    def sending(self: Any, statement: bytes, params: Any = None) -> Any:
         if ours(self):
             words = [line for line in statement.decode().splitlines() if line and not line.startswith("--")]
             statements.append(" ".join(words)[:60])
-        return await send(self, statement, params)
+        return send(self, statement, params)
 
     async def syncing(self: Any) -> Any:
         nonlocal trips
@@ -193,8 +193,8 @@ async def sent_for(scene: Scene, patch: pytest.MonkeyPatch, work: Awaitable[Any]
         return await sync(self)
 
     with patch.context() as inner:
-        inner.setattr(store_connection.Session, "send", sending)
-        inner.setattr(store_connection.Session, "sync", syncing)
+        inner.setattr(pipeline.Session, "send", sending)
+        inner.setattr(pipeline.Session, "sync", syncing)
         await work
     return statements, trips
 

@@ -19,6 +19,7 @@ from fencepost_server.engine import commit, steps
 from fencepost_server.engine.context import RunContext
 from fencepost_server.engine.operations import Answer, Report, Start
 from fencepost_server.store import connection as store_connection
+from fencepost_server.store import pipeline
 from fencepost_server.store.lane import Lane
 from tests.engine.histories import check_run
 from tests.engine.rows import count, execute, fetch, holding
@@ -292,10 +293,10 @@ async def test_a_claim_whose_answer_was_lost_is_taken_back(
             send = session.send
             claiming = False
 
-            async def watching(statement: bytes, params: Any = None) -> Any:
+            def watching(statement: bytes, params: Any = None) -> Any:
                 nonlocal claiming
                 claiming = claiming or b"-- locks: up to" in statement
-                return await send(statement, params)
+                return send(statement, params)
 
             yield _Watched(session, watching)
         if claiming and not lost:
@@ -322,9 +323,9 @@ class _Watched:
         return getattr(self._session, name)
 
     async def rows(self, statement: bytes, params: Any = None) -> Any:
-        cursor = await self.send(statement, params)
+        answer = self.send(statement, params)
         await self._session.sync()
-        return await cursor.fetchall()
+        return answer.rows()
 
 
 async def test_what_waits_for_a_database_that_is_away_is_given_up_in_time_and_the_lane_recovers(
@@ -419,15 +420,15 @@ async def test_a_transaction_has_no_more_operations_and_bytes_than_may_be(
 async def statements_of(server: InProcessServer, monkeypatch: pytest.MonkeyPatch, work: Awaitable[Any]) -> Counter[int]:
     """How many statements each transaction of the lanes sent while ``work`` was awaited, by transaction."""
     sent: Counter[int] = Counter()
-    send = store_connection.Session.send
+    send = pipeline.Session.send
 
-    async def counting(self: Any, statement: bytes, params: Any = None) -> Any:
+    def counting(self: Any, statement: bytes, params: Any = None) -> Any:
         if any(lane._connection is self._connection for lane in server.app.engine.lanes):
             sent[id(self)] += 1
-        return await send(self, statement, params)
+        return send(self, statement, params)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_connection.Session, "send", counting)
+        patch.setattr(pipeline.Session, "send", counting)
         await work
     return sent
 

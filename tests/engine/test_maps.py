@@ -12,7 +12,7 @@ import pytest
 
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost.v1.payload_pb2 import Payload
-from fencepost_server.store import connection as store_connection
+from fencepost_server.store import pipeline
 from tests.engine.flows import AT_ONCE, OPERATIONAL, PERMANENT, OpenScene, Scene, given, step
 from tests.engine.rows import count
 from tests.fixtures.raw_worker import OK
@@ -168,28 +168,28 @@ class Counted:
     def __init__(self) -> None:
         self.names: Counter[str] = Counter()
         self.elements = 0
-        self.cursors: list[Any] = []
+        self.answers: list[Any] = []
 
     def numbers(self) -> tuple[int, int, int]:
         """All three."""
-        return self.names.total(), self.elements, sum(max(0, cursor.rowcount) for cursor in self.cursors)
+        return self.names.total(), self.elements, sum(answer.affected for answer in self.answers)
 
 
 async def counted(scene: Scene, patch: pytest.MonkeyPatch, work: Awaitable[Any]) -> Counted:
     """Await ``work`` and count what the lanes have asked the database for meanwhile."""
     seen = Counted()
-    send = store_connection.Session.send
+    send = pipeline.Session.send
 
-    async def counting(self: Any, statement: bytes, params: Any = None) -> Any:
-        cursor = await send(self, statement, params)
+    def counting(self: Any, statement: bytes, params: Any = None) -> Any:
+        answer = send(self, statement, params)
         if any(lane._connection is self._connection for lane in scene.server.app.engine.lanes):
             seen.names[statement.strip().split(b"\n")[-1].decode()] += 1
             seen.elements += sum(len(value) for value in (params or {}).values() if isinstance(value, list))
-            seen.cursors.append(cursor)
-        return cursor
+            seen.answers.append(answer)
+        return answer
 
     with patch.context() as inner:
-        inner.setattr(store_connection.Session, "send", counting)
+        inner.setattr(pipeline.Session, "send", counting)
         await work
     return seen
 

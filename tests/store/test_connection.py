@@ -14,8 +14,9 @@ import pytest_asyncio
 
 from fencepost_server.config import Config
 from fencepost_server.domain.errors import DatabaseUnavailable
-from fencepost_server.store.connection import Connection, Database, connect, transaction
+from fencepost_server.store.connection import Database, connect, transaction
 from fencepost_server.store.errors import LOCK_TIMEOUT
+from fencepost_server.store.pipeline import Connection
 from tests.engine.rows import count, execute, holding
 from tests.fixtures.waiting import eventually
 
@@ -51,7 +52,7 @@ async def test_a_transaction_commits_at_the_end_of_its_block_and_rolls_back_on_a
     for fails in (False, True, False):
         try:
             async with transaction(connection, config_of(dsn)) as session:
-                await session.send(b"insert into deployment values ('n', gen_random_uuid()::text, '')")
+                session.send(b"insert into deployment values ('n', gen_random_uuid()::text, '')")
                 if fails:
                     raise KeyError("of the block's own")
         except KeyError:
@@ -70,9 +71,9 @@ async def test_statements_of_a_failed_transaction_are_usable_in_the_next_one(dat
         try:
             async with database.transaction() as session:
                 for n in chance.sample(range(6), 3):
-                    await session.send(statements[n], {"a": n})
+                    session.send(statements[n], {"a": n})
                     if fails and chance.random() < 0.5:
-                        await session.send(b"select 1 / 0")
+                        session.send(b"select 1 / 0")
                 assert await session.rows(statements[0], {"a": 7}) == [(0, 7)]
         except psycopg.errors.DivisionByZero:
             failures += 1
@@ -83,7 +84,7 @@ async def test_statements_of_a_failed_transaction_are_usable_in_the_next_one(dat
 async def both(database: Database, first: bytes, second: bytes) -> None:
     """Two statements in one round trip."""
     async with database.transaction() as session:
-        await session.send(first)
+        session.send(first)
         await session.rows(second)
 
 
@@ -184,4 +185,4 @@ async def test_a_lock_that_is_not_had_in_time_is_told_apart(connection: Connecti
     async with holding(dsn, "select from deployment for update"):
         with pytest.raises(LOCK_TIMEOUT):
             await lock()
-    assert connection.closed
+    await lock()  # on the same connection

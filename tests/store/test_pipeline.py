@@ -67,10 +67,10 @@ async def test_a_transaction_writes_once_for_each_sync_and_once_for_its_end(
             before = counted.writes
             async with transaction(connection, config) as session:
                 for number in range(8):
-                    await session.send(f"select {number}".encode())
+                    session.send(f"select {number}".encode())
                 await session.sync()
                 for number in range(8):
-                    await session.send(f"select -{number}".encode())
+                    session.send(f"select -{number}".encode())
             assert counted.writes - before == 2
     finally:
         await connection.close()
@@ -82,11 +82,9 @@ async def test_a_transaction_that_is_more_than_the_socket_takes_at_once_goes_thr
     connection = await connect(config)
     try:
         async with transaction(connection, config) as session:
-            cursors = [
-                await session.send(b"select length(%(text)s::text)", {"text": "x" * 1_000_000}) for _ in range(24)
-            ]
+            answers = [session.send(b"select length(%(text)s::text)", {"text": "x" * 1_000_000}) for _ in range(24)]
             await session.sync()
-            assert [await cursor.fetchall() for cursor in cursors] == [[(1_000_000,)]] * 24
-            await session.send(b"select length(%(text)s::text)", {"text": "x" * 24_000_000})  # with the commit
+            assert [answer.rows() for answer in answers] == [[(1_000_000,)]] * 24
+            session.send(b"select length(%(text)s::text)", {"text": "x" * 24_000_000})  # with the commit
     finally:
         await connection.close()

@@ -11,7 +11,8 @@ from fencepost_server.domain.graph import Graph, broken_graph, compile_graph
 from fencepost_server.domain.manifest import ManifestInvalid
 from fencepost_server.engine.operations import Start
 from fencepost_server.store import batch
-from fencepost_server.store.connection import Database, Session
+from fencepost_server.store.connection import Database
+from fencepost_server.store.pipeline import Session
 
 _CACHED = 2000
 

@@ -36,8 +36,9 @@ from fencepost_server.engine.keys import REQUEST_ID, Keys, dedupe_key_of, has_ke
 from fencepost_server.engine.operations import Deliver, Operation, Report, Start, Started, WorkerSession
 from fencepost_server.store import batch, extras
 from fencepost_server.store.batch import Clock, Key, KeyRow, Locked
-from fencepost_server.store.connection import Connection, Session, transaction
+from fencepost_server.store.connection import transaction
 from fencepost_server.store.extras import Need
+from fencepost_server.store.pipeline import Connection, Session
 
 _KEY_TRIES = 50
 
@@ -79,8 +80,8 @@ class Committer:
         try:
             async with transaction(connection, self._config) as session:
                 decided, skipped = await self._decide(session, operations, skip_locked, given)
-                await _write(session, decided.changes)
-                await _free_keys(session, decided.changes)
+                _write(session, decided.changes)
+                _free_keys(session, decided.changes)
             for rows in decided.changes.undo_logs:
                 self._undo_orders.keep(rows)
             if self.after_commit is not None:
@@ -164,7 +165,7 @@ class Committer:
             for folding in foldings:
                 _step(folding, None, asking)
             while asking:
-                await _write(session, changes)
+                _write(session, changes)
                 found = await extras.read(session, [need for _, need in asking], changes.now)
                 asked, asking = asking, []
                 for (folding, _need), rows in zip(asked, found, strict=True):
@@ -238,9 +239,9 @@ class Committer:
             start.run_id: answer for start, graph in starts if (answer := keys.claim(start, graph.hash)) is not None
         }
         if keys.rebound:
-            await batch.update_keys(session, list(keys.rebound.items()))
+            batch.update_keys(session, list(keys.rebound.items()))
         if keys.released:
-            await batch.delete_keys(session, list(keys.released.items()))
+            batch.delete_keys(session, list(keys.released.items()))
         return answers
 
 
@@ -253,7 +254,7 @@ async def _claim_keys(session: Session, rows: dict[Key, tuple[KeyRow, datetime |
         missing = [key for key in rows if key not in stored]
         if not missing:
             break
-        await batch.insert_keys(session, [(key, *rows[key]) for key in missing])
+        batch.insert_keys(session, [(key, *rows[key]) for key in missing])
         stored.update(await batch.read_keys(session, missing))
     else:
         raise DatabaseUnavailable("a key changed hands too often")
@@ -305,7 +306,7 @@ def _step(folding: Folding, rows: extras.Rows | None, asking: list[tuple[Folding
         return
 
 
-async def _write(session: Session, changes: Changes) -> None:
+def _write(session: Session, changes: Changes) -> None:
     """Write what was decided since the last time. It travels with what is sent next: the commit, or what is read."""
     rows = changes.take_rows()
     if rows.new_runs:
@@ -313,27 +314,27 @@ async def _write(session: Session, changes: Changes) -> None:
             (run.row, run.request_key, run.attributes, run.parent_run_id, run.chain_id)
             for run in rows.new_runs.values()
         ]
-        await batch.insert_runs(session, new, changes.now)
+        batch.insert_runs(session, new, changes.now)
     if rows.changed_runs:
-        await batch.update_runs(session, rows.changed_runs.values())
+        batch.update_runs(session, rows.changed_runs.values())
     if rows.gone_tasks:
-        await batch.delete_tasks(session, rows.gone_tasks)
+        batch.delete_tasks(session, rows.gone_tasks)
     if rows.changed_tasks:
-        await batch.update_tasks(session, rows.changed_tasks.values())
+        batch.update_tasks(session, rows.changed_tasks.values())
     if rows.new_tasks:
-        await batch.insert_tasks(session, [(new_task.row, new_task.namespace) for new_task in rows.new_tasks])
+        batch.insert_tasks(session, [(new_task.row, new_task.namespace) for new_task in rows.new_tasks])
     if rows.events:
-        await batch.insert_events(session, rows.events)
-    await _write_extras(session, rows)
+        batch.insert_events(session, rows.events)
+    _write_extras(session, rows)
 
 
-async def _write_extras(session: Session, rows: Rows) -> None:
+def _write_extras(session: Session, rows: Rows) -> None:
     for scope in rows.changed_scopes.values():
         rows.add("update_scope", scope.run_id, scope.scope_id, scope.done, scope.next_item, scope.output_bytes)
     if rows.extra:
-        await extras.write(session, rows.extra)
+        extras.write(session, rows.extra)
 
 
-async def _free_keys(session: Session, changes: Changes) -> None:
+def _free_keys(session: Session, changes: Changes) -> None:
     if changes.freed_keys:
-        await batch.delete_keys(session, sorted((dedupe_key_of(run), run.run_id) for run in changes.freed_keys))
+        batch.delete_keys(session, sorted((dedupe_key_of(run), run.run_id) for run in changes.freed_keys))

@@ -22,8 +22,9 @@ from fencepost_server.domain.errors import (
 from fencepost_server.domain.manifest import Manifest, ManifestInvalid, difference, parse_manifest
 from fencepost_server.domain.violation import Violation
 from fencepost_server.store import definitions
-from fencepost_server.store.connection import Database, Session
+from fencepost_server.store.connection import Database
 from fencepost_server.store.definitions import DefinitionRow, Removal
+from fencepost_server.store.pipeline import Session
 
 FIRST_PAGE = ("", datetime(9999, 1, 1, tzinfo=UTC), b"")
 
@@ -72,12 +73,12 @@ async def register(database: Database, namespace: str, manifest: Manifest) -> Re
     children = child_nodes(manifest.canonical)
     async with database.transaction() as session:
         if children:
-            await definitions.lock_children(session, namespace)
+            definitions.lock_children(session, namespace)
         await definitions.lock_workflow(session, namespace, manifest.workflow_id, manifest.hash)
         same = await definitions.same_compatibility(session, namespace, manifest.workflow_id, manifest.compatibility_id)
         if same is None:
             await _refuse_cycles(session, namespace, manifest.workflow_id, children)
-            await definitions.insert_active(
+            definitions.insert_active(
                 session,
                 namespace,
                 manifest.workflow_id,
@@ -155,7 +156,7 @@ async def activate(database: Database, namespace: str, workflow_id: str, hash_: 
     children = child_nodes(known.manifest)
     async with database.transaction() as session:
         if children:
-            await definitions.lock_children(session, namespace)
+            definitions.lock_children(session, namespace)
         previous = await definitions.lock_deployed(session, namespace, workflow_id)
         row = await definitions.get(session, namespace, workflow_id, hash_)
         assert row is not None  # definitions and deployments are never deleted
@@ -164,7 +165,7 @@ async def activate(database: Database, namespace: str, workflow_id: str, hash_: 
             raise _removed(workflow_id, hash_)
         if not row.active:
             await _refuse_cycles(session, namespace, workflow_id, children)
-            await definitions.activate(session, namespace, workflow_id, hash_)
+            definitions.activate(session, namespace, workflow_id, hash_)
             row = await definitions.get(session, namespace, workflow_id, hash_)
             assert row is not None
     return Activated(row, previous)
@@ -180,7 +181,7 @@ async def remove(database: Database, namespace: str, workflow_id: str, hash_: by
     await get(database, namespace, workflow_id, hash_)
     async with database.transaction() as session:
         await definitions.lock_deployed(session, namespace, workflow_id)
-        await definitions.remove(session, namespace, workflow_id, hash_)
+        definitions.remove(session, namespace, workflow_id, hash_)
         row = await definitions.get(session, namespace, workflow_id, hash_)
     assert row is not None  # definitions are never deleted
     assert row.removed_at is not None

@@ -17,8 +17,8 @@ from fencepost_server.engine.fold import Act
 from fencepost_server.engine.operations import Deliver, MessageKind, Start
 from fencepost_server.store import batch, extras
 from fencepost_server.store.batch import Locked
-from fencepost_server.store.connection import Session
 from fencepost_server.store.extras import Need
+from fencepost_server.store.pipeline import Session
 
 
 def workflows(delivers: Iterable[Deliver]) -> set[tuple[str, str]]:

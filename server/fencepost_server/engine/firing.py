@@ -190,11 +190,11 @@ class Firing:
                     incident = uuid.uuid4().hex[:12]
                     log.exception("incident %s: schedule %s can't be read", incident, row.schedule_id)
                     error = Internal(f"internal error, incident {incident}")
-                    await schedules.park(session, row.uuid, now + _UNREADABLE, f"{error.reason}: {error}")
+                    schedules.park(session, row.uuid, now + _UNREADABLE, f"{error.reason}: {error}")
                     continue
                 taken.append(_Taken(row, spec, decision, running.get(row.last_run_id or "", "")))
             if taken:
-                await schedules.advance(session, [(t.row.uuid, t.decision.state) for t in taken])
+                schedules.advance(session, [(t.row.uuid, t.decision.state) for t in taken])
             first = await schedules.first_due(session)
         for t in taken:
             if t.decision.state.pending_at is None and t.row.last_run_id is not None:

@@ -25,7 +25,8 @@ from fencepost_server.domain.durations import parse_duration
 from fencepost_server.domain.errors import DatabaseUnavailable
 from fencepost_server.engine.loops import Loop
 from fencepost_server.store import batch, retention
-from fencepost_server.store.connection import Database, Session
+from fencepost_server.store.connection import Database
+from fencepost_server.store.pipeline import Session
 from fencepost_server.store.retention import DefinitionKey, OldRun, Range
 
 log = logging.getLogger("fencepost.retention")

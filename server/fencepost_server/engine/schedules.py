@@ -28,7 +28,7 @@ from fencepost_server.engine.keys import SCHEDULE_KEY
 from fencepost_server.engine.operations import Started
 from fencepost_server.engine.starting import comparable
 from fencepost_server.store import schedules
-from fencepost_server.store.connection import Session
+from fencepost_server.store.pipeline import Session
 from fencepost_server.store.schedules import ScheduleRow
 
 MAX_FIRE_TIMES = 1000
@@ -114,7 +114,7 @@ async def update(
             update_request=request_id,
             state=row.state if row.paused else firing.resumed(spec, row.uuid, row.state, now),
         )
-        await schedules.change(session, row)
+        schedules.change(session, row)
     _tell(engine, row, now)
     return row
 
@@ -125,7 +125,7 @@ async def pause(engine: Engine, namespace: str, schedule_id: str, reason: str) -
         row = await _found(session, namespace, schedule_id, lock=True)
         now, _running = await schedules.running(session, ())
         row = replace(row, paused=True, pause_reason=reason, state=firing.paused(row.state, now))
-        await schedules.change(session, row)
+        schedules.change(session, row)
     _tell(engine, row, now)
     return row
 
@@ -139,7 +139,7 @@ async def resume(engine: Engine, namespace: str, schedule_id: str) -> ScheduleRo
         now, _running = await schedules.running(session, ())
         state = firing.resumed(row.spec(), row.uuid, row.state, now)
         row = replace(row, paused=False, pause_reason="", state=state)
-        await schedules.change(session, row)
+        schedules.change(session, row)
     _tell(engine, row, now)
     return row
 

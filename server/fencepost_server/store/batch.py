@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fencepost_server.domain.model import Ended, RunRow, TaskRow
 from fencepost_server.store.arrays import Blobs, Bools, Ints, Texts, Times, Uuids, columns
-from fencepost_server.store.connection import Cursor, Session
+from fencepost_server.store.pipeline import Answer, Session
 from fencepost_server.store.queries import query
 
 TaskKey = tuple[str, int]
@@ -81,42 +81,42 @@ async def lock_and_read(
     """One round trip: lock in order, then read the clock, and the DECIDE tasks of the runs ``decided``. With
     ``skip_locked``, runs that others hold are left out.
     """
-    deciders: Cursor | None = None
-    deployments: Cursor | None = None
-    runs: Cursor | None = None
-    tasks: Cursor | None = None
+    deciders: Answer | None = None
+    deployments: Answer | None = None
+    runs: Answer | None = None
+    tasks: Answer | None = None
     if workflows:
         namespaces, workflow_ids = columns(sorted(workflows), Texts, Texts)
-        deployments = await session.send(_LOCK_DEPLOYMENTS, {"namespaces": namespaces, "workflow_ids": workflow_ids})
+        deployments = session.send(_LOCK_DEPLOYMENTS, {"namespaces": namespaces, "workflow_ids": workflow_ids})
     if run_ids:
         lock = _LOCK_RUNS_SKIPPING if skip_locked else _LOCK_RUNS
-        runs = await session.send(lock, {"run_ids": Uuids(sorted(run_ids))})
+        runs = session.send(lock, {"run_ids": Uuids(sorted(run_ids))})
     if task_keys and not skip_locked:
-        tasks = await _send_lock_tasks(session, task_keys)
+        tasks = _send_lock_tasks(session, task_keys)
     if decided:
-        deciders = await session.send(_READ_DECIDERS, {"run_ids": Uuids(decided)})
-    clock = await session.send(_READ_CLOCK)
+        deciders = session.send(_READ_DECIDERS, {"run_ids": Uuids(decided)})
+    clock = session.send(_READ_CLOCK)
     await session.sync()
-    locked_runs = {} if runs is None else {row[0]: RunRow(*row) for row in await runs.fetchall()}
+    locked_runs = {} if runs is None else {row[0]: RunRow(*row) for row in runs.rows()}
     if skip_locked and task_keys:
         # The tasks of a run that could not be locked must not be touched: only now is it known which these are.
-        tasks = await _send_lock_tasks(session, [key for key in task_keys if key[0] in locked_runs])
-        clock = await session.send(_READ_CLOCK)
+        tasks = _send_lock_tasks(session, [key for key in task_keys if key[0] in locked_runs])
+        clock = session.send(_READ_CLOCK)
         await session.sync()
-    deployed = [] if deployments is None else await deployments.fetchall()
+    deployed = [] if deployments is None else deployments.rows()
     return Locked(
         {(ns, wf): bytes(active) for ns, wf, active, _removed in deployed},
         {(ns, wf): frozenset(map(bytes, removed)) for ns, wf, _active, removed in deployed},
         locked_runs,
-        {} if tasks is None else {(row[0], row[1]): TaskRow(*row) for row in await tasks.fetchall()},
-        {} if deciders is None else {row[0]: LeasedDecider(*row[1:]) for row in await deciders.fetchall()},
-        Clock(*(await clock.fetchall())[0]),
+        {} if tasks is None else {(row[0], row[1]): TaskRow(*row) for row in tasks.rows()},
+        {} if deciders is None else {row[0]: LeasedDecider(*row[1:]) for row in deciders.rows()},
+        Clock(*(clock.rows())[0]),
     )
 
 
-async def _send_lock_tasks(session: Session, task_keys: Collection[TaskKey]) -> Cursor:
+def _send_lock_tasks(session: Session, task_keys: Collection[TaskKey]) -> Answer:
     run_ids, task_ids = columns(sorted(task_keys), Uuids, Ints)
-    return await session.send(_LOCK_TASKS, {"run_ids": run_ids, "task_ids": task_ids})
+    return session.send(_LOCK_TASKS, {"run_ids": run_ids, "task_ids": task_ids})
 
 
 async def read_runs(session: Session, run_ids: Collection[str]) -> dict[str, bytes]:
@@ -169,7 +169,7 @@ class KeyRow:
     input_differs: bool = False
 
 
-async def insert_keys(session: Session, rows: Iterable[tuple[Key, KeyRow, datetime | None]]) -> None:
+def insert_keys(session: Session, rows: Iterable[tuple[Key, KeyRow, datetime | None]]) -> None:
     """Claim keys; those that exist stay as they are. Waits for transactions that insert the same ones."""
     flat = sorted((*key, row.run_id, row.definition_hash, row.fingerprint, row.created, at) for key, row, at in rows)
     names = (
@@ -185,7 +185,7 @@ async def insert_keys(session: Session, rows: Iterable[tuple[Key, KeyRow, dateti
         "expires_at",
     )
     values = columns(flat, Texts, Ints, Texts, Texts, Texts, Uuids, Blobs, Blobs, Bools, Times)
-    await session.send(_INSERT_KEYS, dict(zip(names, values, strict=True)))
+    session.send(_INSERT_KEYS, dict(zip(names, values, strict=True)))
 
 
 async def read_keys(session: Session, keys: Sequence[Key]) -> dict[Key, KeyRow]:
@@ -197,7 +197,7 @@ async def read_keys(session: Session, keys: Sequence[Key]) -> dict[Key, KeyRow]:
     }
 
 
-async def update_keys(session: Session, rows: Sequence[tuple[Key, KeyRow]]) -> None:
+def update_keys(session: Session, rows: Sequence[tuple[Key, KeyRow]]) -> None:
     """Bind keys of this transaction to other runs than they were inserted for."""
     params = _key_columns([key for key, _ in rows])
     params["run_ids"] = Uuids(row.run_id for _, row in rows)
@@ -205,14 +205,14 @@ async def update_keys(session: Session, rows: Sequence[tuple[Key, KeyRow]]) -> N
     params["fingerprints"] = Blobs(row.fingerprint for _, row in rows)
     params["created"] = Bools(row.created for _, row in rows)
     params["input_differs"] = Bools(row.input_differs for _, row in rows)
-    await session.send(_UPDATE_KEYS, params)
+    session.send(_UPDATE_KEYS, params)
 
 
-async def delete_keys(session: Session, rows: Sequence[tuple[Key, str]]) -> None:
+def delete_keys(session: Session, rows: Sequence[tuple[Key, str]]) -> None:
     """Take back keys of this transaction, of requests that were refused after all. ``rows``: (key, run_id)."""
     params = _key_columns([key for key, _ in rows])
     params["run_ids"] = Uuids(run_id for _, run_id in rows)
-    await session.send(_DELETE_KEYS, params)
+    session.send(_DELETE_KEYS, params)
 
 
 def _key_columns(keys: Sequence[Key]) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def _key_columns(keys: Sequence[Key]) -> dict[str, Any]:
     return dict(zip(names, columns(keys, Texts, Ints, Texts, Texts, Texts), strict=True))
 
 
-async def insert_runs(
+def insert_runs(
     session: Session, rows: Sequence[tuple[RunRow, str, str | None, str | None, str | None]], now: datetime
 ) -> None:
     """New runs, each with its request key, its attributes (JSON text), its parent and the first run of its chain."""
@@ -238,10 +238,10 @@ async def insert_runs(
         flat, Uuids, Texts, Texts, Blobs, Texts, Texts, Texts, Ints, Ints, Ints, Ints, Ints, Texts, Times, Texts, Texts,
         Uuids, Uuids,
     )  # fmt: skip
-    await session.send(_INSERT_RUNS, {"now": now, **dict(zip(names, values, strict=True))})
+    session.send(_INSERT_RUNS, {"now": now, **dict(zip(names, values, strict=True))})
 
 
-async def update_runs(session: Session, rows: Collection[RunRow]) -> None:
+def update_runs(session: Session, rows: Collection[RunRow]) -> None:
     """What became of locked runs."""
     names = (
         "run_ids", "states", "node_indexes", "next_seqs", "last_event_ats", "output_seqs", "failures", "ended_ats",
@@ -252,16 +252,16 @@ async def update_runs(session: Session, rows: Collection[RunRow]) -> None:
         for r in rows
     ]
     values = columns(flat, Uuids, Ints, Ints, Ints, Times, Ints, Texts, Times, Texts)
-    await session.send(_UPDATE_RUNS, dict(zip(names, values, strict=True)))
+    session.send(_UPDATE_RUNS, dict(zip(names, values, strict=True)))
 
 
-async def delete_tasks(session: Session, keys: Sequence[TaskKey]) -> None:
+def delete_tasks(session: Session, keys: Sequence[TaskKey]) -> None:
     """Tasks that have ended."""
     run_ids, task_ids = columns(keys, Uuids, Ints)
-    await session.send(_DELETE_TASKS, {"run_ids": run_ids, "task_ids": task_ids})
+    session.send(_DELETE_TASKS, {"run_ids": run_ids, "task_ids": task_ids})
 
 
-async def insert_tasks(session: Session, rows: Sequence[tuple[TaskRow, str]]) -> None:
+def insert_tasks(session: Session, rows: Sequence[tuple[TaskRow, str]]) -> None:
     """New tasks, ready or leased, each with its namespace."""
     names = (
         "run_ids", "task_ids", "namespaces", "queues", "handlers", "priorities", "node_indexes", "input_seqs",
@@ -278,10 +278,10 @@ async def insert_tasks(session: Session, rows: Sequence[tuple[TaskRow, str]]) ->
         flat, Uuids, Ints, Texts, Texts, Texts, Ints, Ints, Ints, Ints, Times, Ints, Ints, Ints, Ints, Uuids, Times,
         Times, Texts, Times,
     )  # fmt: skip
-    await session.send(_INSERT_TASKS, dict(zip(names, values, strict=True)))
+    session.send(_INSERT_TASKS, dict(zip(names, values, strict=True)))
 
 
-async def update_tasks(session: Session, rows: Collection[TaskRow]) -> None:
+def update_tasks(session: Session, rows: Collection[TaskRow]) -> None:
     """Tasks that went back to ready."""
     names = (
         "run_ids", "task_ids", "visible_ats", "attempts", "operational_failures", "corrective_failures", "redeliveries",
@@ -293,14 +293,14 @@ async def update_tasks(session: Session, rows: Collection[TaskRow]) -> None:
         for t in rows
     ]  # fmt: skip
     values = columns(flat, Uuids, Ints, Times, Ints, Ints, Ints, Ints, Ints, Texts, Texts, Texts, Times)
-    await session.send(_UPDATE_TASKS, dict(zip(names, values, strict=True)))
+    session.send(_UPDATE_TASKS, dict(zip(names, values, strict=True)))
 
 
-async def insert_events(session: Session, rows: Sequence[tuple[Any, ...]]) -> None:
+def insert_events(session: Session, rows: Sequence[tuple[Any, ...]]) -> None:
     """Events, each a tuple in the order of engine.changes.EventRow."""
     names = (
         "run_ids", "seqs", "types", "ats", "node_indexes", "task_ids", "tokens", "attempts", "input_seqs", "digests",
         "payloads", "binaries", "metadata", "details",
     )  # fmt: skip
     values = columns(rows, Uuids, Ints, Ints, Times, Ints, Ints, Ints, Ints, Ints, Blobs, Texts, Blobs, Texts, Texts)
-    await session.send(_INSERT_EVENTS, dict(zip(names, values, strict=True)))
+    session.send(_INSERT_EVENTS, dict(zip(names, values, strict=True)))

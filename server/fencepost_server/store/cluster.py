@@ -130,7 +130,7 @@ async def open_session(database: Database, row: SessionRow, previous: Sequence[s
         own = []
         if previous:
             params = {"sessions": Uuids(previous), "namespace": row.namespace, "nonce": row.nonce}
-            await session.send(query("cluster", "leave_sessions"), params)
+            session.send(query("cluster", "leave_sessions"), params)
             own = [r[0] for r in await session.rows(query("cluster", "own_sessions"), params)]
         now = (await session.rows(query("cluster", "time")))[0][0]
     return now, own

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import lru_cache, partial
 from typing import Any
 
 import psycopg
@@ -19,12 +20,8 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from fencepost_server.config import Config
 from fencepost_server.store import arrays
 from fencepost_server.store.errors import is_away, unavailable
-from fencepost_server.store.pipeline import gathering
+from fencepost_server.store.pipeline import Connection, Params, Session, pipelined
 from fencepost_server.store.queries import query
-
-Connection = psycopg.AsyncConnection[Any]
-Cursor = psycopg.AsyncCursor[Any]
-Params = Mapping[str, Any]
 
 _BEGIN, _COMMIT = query("batch", "begin"), query("batch", "commit")
 _ROLLBACK, _PRELUDE = query("batch", "rollback"), query("batch", "prelude")
@@ -34,7 +31,6 @@ _ASK_AGAIN = 0.25
 def _options(config: Config) -> dict[str, Any]:
     return {
         "autocommit": True,
-        "prepare_threshold": 2 if config.prepared == "auto" else None,
         "connect_timeout": max(2, round(config.connect_timeout)),
         "application_name": "fencepost",
         "keepalives_idle": 5,
@@ -44,8 +40,8 @@ def _options(config: Config) -> dict[str, Any]:
     }
 
 
-async def _configure(connection: Connection) -> None:
-    connection.prepared_max = 200
+async def _configure(connection: Connection, config: Config) -> None:
+    connection.prepares = config.prepared == "auto"
     arrays.register(connection)
 
 
@@ -59,8 +55,8 @@ async def _check(connection: Connection) -> None:
 async def connect(config: Config) -> Connection:
     """A connection of the caller's own. Raises what ``is_away`` knows when the database can't be reached."""
     async with asyncio.timeout(config.connect_timeout + 1):
-        connection: Connection = await psycopg.AsyncConnection.connect(config.dsn, **_options(config))
-    await _configure(connection)
+        connection = await Connection.connect(config.dsn, **_options(config))
+    await _configure(connection, config)
     return connection
 
 
@@ -80,8 +76,9 @@ def make_pool(config: Config, name: str, size: int) -> AsyncConnectionPool[Conne
     """A pool. Opens even when the database is away."""
     return AsyncConnectionPool(
         config.dsn,
+        connection_class=Connection,
         kwargs=_options(config),
-        configure=_configure,
+        configure=partial(_configure, config=config),
         check=_check,
         min_size=1,
         max_size=size,
@@ -93,55 +90,23 @@ def make_pool(config: Config, name: str, size: int) -> AsyncConnectionPool[Conne
     )
 
 
-class Session:
-    """One transaction under way: queues statements into the pipeline; ``rows`` waits for their results."""
-
-    __slots__ = ("_connection", "_pipeline")
-
-    def __init__(self, connection: Connection, pipeline: psycopg.AsyncPipeline) -> None:
-        self._connection = connection
-        self._pipeline = pipeline
-
-    async def send(self, statement: bytes, params: Params | None = None) -> Cursor:
-        """Queue a statement. Its rows can be fetched after the next ``sync``."""
-        cursor: Cursor = self._connection.cursor(binary=True)
-        await cursor.execute(statement, params)
-        return cursor
-
-    async def sync(self) -> None:
-        """One round trip: everything queued so far has been executed, or this raises its error."""
-        await self._pipeline.sync()
-
-    async def rows(self, statement: bytes, params: Params | None = None) -> list[Any]:
-        """Queue a statement and wait for it and all before it."""
-        cursor = await self.send(statement, params)
-        await self.sync()
-        return await cursor.fetchall()
-
-
 @asynccontextmanager
 async def transaction(connection: Connection, config: Config) -> AsyncIterator[Session]:
     """A transaction in pipeline mode, with its time limits set. Commits at the end of the block, rolls back on
-    an error; one of the database's closes the connection.
+    an error.
 
     Begin, limits and the first statements travel together. A transaction that takes longer than batch_timeout
     in all has its socket shut down, and raises the driver's OperationalError.
     """
     timer = asyncio.get_running_loop().call_later(config.batch_timeout, slam, connection)
     try:
-        async with gathering(connection) as pipeline:
-            session = Session(connection, pipeline)
-            await session.send(_BEGIN)
-            await session.send(_PRELUDE, _limits(config))
+        async with pipelined(connection) as session:
+            session.send(_BEGIN)
+            session.send(_PRELUDE, _limits(config))
             yield session
-            await session.send(_COMMIT)  # the end of the pipeline waits for it
+            session.send(_COMMIT)  # the end of the block waits for it
     except asyncio.CancelledError:
         slam(connection)
-        raise
-    except psycopg.Error:
-        # Not used again. What the pipeline held behind the statement that failed was never prepared, and the
-        # driver now and then takes it for prepared: each later use would be an error.
-        await connection.close()
         raise
     except BaseException:
         await _roll_back(connection)
@@ -212,8 +177,8 @@ class Database:
     async def rows(self, statement: bytes, params: Params | None = None) -> list[Any]:
         """One statement in a transaction of its own: one round trip for all of it."""
         async with self.transaction() as session:
-            cursor = await session.send(statement, params)
-        return await cursor.fetchall() if cursor.description is not None else []
+            answer = session.send(statement, params)
+        return answer.rows()
 
     async def single(self, statement: bytes, params: Params | None = None) -> list[Any]:
         """One statement and nothing else, for loops that run while the server is idle: the only limit is
@@ -223,9 +188,9 @@ class Database:
             async with self._connection() as connection:
                 timer = asyncio.get_running_loop().call_later(self.config.batch_timeout, slam, connection)
                 try:
-                    cursor: Cursor = connection.cursor(binary=True)
-                    await cursor.execute(statement, params)
-                    return await cursor.fetchall()
+                    async with pipelined(connection) as session:
+                        answer = session.send(statement, params)
+                    return answer.rows()
                 finally:
                     timer.cancel()
         except (PoolTimeout, psycopg.Error, OSError, TimeoutError) as error:
@@ -234,6 +199,7 @@ class Database:
             raise
 
 
+@lru_cache(maxsize=4)
 def _limits(config: Config) -> dict[str, str]:
     return {
         "lock_timeout": f"{config.lock_timeout * 1000:.0f}",

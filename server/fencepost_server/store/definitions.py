@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 
 from fencepost_server.domain.child_cycles import CHILD_MARK
 from fencepost_server.store.arrays import Texts
-from fencepost_server.store.connection import Database, Session
+from fencepost_server.store.connection import Database
+from fencepost_server.store.pipeline import Session
 from fencepost_server.store.queries import query
 from fencepost_server.store.runs import in_order
 
@@ -67,10 +68,10 @@ class LiveCount:
     reached: Position | None
 
 
-async def lock_children(session: Session, namespace: str) -> None:
+def lock_children(session: Session, namespace: str) -> None:
     """Let nobody else register or activate a definition with child nodes in the namespace. Before all other locks."""
-    await session.send(query("definition", "wait_longer"))
-    await session.send(query("definition", "lock_children"), {"namespace": namespace})
+    session.send(query("definition", "wait_longer"))
+    session.send(query("definition", "lock_children"), {"namespace": namespace})
 
 
 async def lock_workflow(session: Session, namespace: str, workflow_id: str, hash_: bytes) -> bytes:
@@ -78,15 +79,15 @@ async def lock_workflow(session: Session, namespace: str, workflow_id: str, hash
     active hash.
     """
     params = {"namespace": namespace, "workflow_id": workflow_id, "hash": hash_}
-    await session.send(query("definition", "wait_longer"))
-    await session.send(query("definition", "insert_deployment"), params)
+    session.send(query("definition", "wait_longer"))
+    session.send(query("definition", "insert_deployment"), params)
     rows = await session.rows(query("definition", "lock_deployment"), params)
     return bytes(rows[0][0])
 
 
 async def lock_deployed(session: Session, namespace: str, workflow_id: str) -> bytes | None:
     """Lock the workflow's deployment against starts. Returns the active hash, None without a deployment."""
-    await session.send(query("definition", "wait_longer"))
+    session.send(query("definition", "wait_longer"))
     rows = await session.rows(
         query("definition", "lock_deployment"), {"namespace": namespace, "workflow_id": workflow_id}
     )
@@ -104,7 +105,7 @@ async def same_compatibility(
     return (bytes(rows[0][0]), rows[0][1], rows[0][2]) if rows else None
 
 
-async def insert_active(
+def insert_active(
     session: Session, namespace: str, workflow_id: str, hash_: bytes, compatibility_id: str, manifest: str
 ) -> None:
     """A new definition, which new runs take from now on. The workflow is locked."""
@@ -115,21 +116,21 @@ async def insert_active(
         "compatibility_id": compatibility_id,
         "manifest": manifest,
     }
-    await session.send(query("definition", "insert"), params)
-    await session.send(query("definition", "activate"), params)
+    session.send(query("definition", "insert"), params)
+    session.send(query("definition", "activate"), params)
 
 
-async def activate(session: Session, namespace: str, workflow_id: str, hash_: bytes) -> None:
+def activate(session: Session, namespace: str, workflow_id: str, hash_: bytes) -> None:
     """Let new runs take a definition. The workflow is locked."""
     params = {"namespace": namespace, "workflow_id": workflow_id, "hash": hash_}
-    await session.send(query("definition", "activate"), params)
+    session.send(query("definition", "activate"), params)
 
 
-async def remove(session: Session, namespace: str, workflow_id: str, hash_: bytes) -> None:
+def remove(session: Session, namespace: str, workflow_id: str, hash_: bytes) -> None:
     """Let no run take a definition any more. The workflow is locked. A second time changes nothing."""
     params = {"namespace": namespace, "workflow_id": workflow_id, "hash": hash_}
-    await session.send(query("definition", "remove"), params)
-    await session.send(query("definition", "refuse_starts"), params)
+    session.send(query("definition", "remove"), params)
+    session.send(query("definition", "refuse_starts"), params)
 
 
 async def get(session: Session, namespace: str, workflow_id: str, hash_: bytes | None) -> DefinitionRow | None:

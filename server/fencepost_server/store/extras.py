@@ -11,7 +11,8 @@ from typing import Any
 
 from fencepost_server.domain.model import PARKED_UNTIL
 from fencepost_server.store.arrays import Blobs, Bools, Column, Ints, Texts, Times, Uuids, columns
-from fencepost_server.store.connection import Cursor, Database, Session
+from fencepost_server.store.connection import Database
+from fencepost_server.store.pipeline import Answer, Session
 from fencepost_server.store.queries import query
 
 _LETTERS = "abcdefghijkl"
@@ -111,23 +112,23 @@ async def read(session: Session, needs: Sequence[Need], now: datetime) -> list[R
     asked: dict[str, list[int]] = {}
     for index, need in enumerate(needs):
         asked.setdefault(need.statement, []).append(index)
-    sent: list[tuple[list[int], Cursor]] = []
+    sent: list[tuple[list[int], Answer]] = []
     for name, indexes in asked.items():
         params = _params(_READS[name], [needs[index].key for index in indexes])
-        sent.append((indexes, await session.send(query("extra", name), params | {"until": PARKED_UNTIL, "now": now})))
+        sent.append((indexes, session.send(query("extra", name), params | {"until": PARKED_UNTIL, "now": now})))
     await session.sync()
     found: list[Rows] = [[] for _ in needs]
     for indexes, cursor in sent:
-        for ord_, *row in await cursor.fetchall():
+        for ord_, *row in cursor.rows():
             found[indexes[ord_ - 1]].append(tuple(row))
     return found
 
 
-async def write(session: Session, rows: Mapping[str, Sequence[tuple[Any, ...]]]) -> None:
+def write(session: Session, rows: Mapping[str, Sequence[tuple[Any, ...]]]) -> None:
     """Write rows by the name of their statement."""
     for name, types in _WRITES.items():
         if some := rows.get(name):
-            await session.send(query("extra", name), _params(types, some))
+            session.send(query("extra", name), _params(types, some))
 
 
 def _params(types: tuple[type[Column], ...], rows: Sequence[tuple[Any, ...]]) -> dict[str, Any]:

@@ -22,9 +22,10 @@ import psycopg
 
 from fencepost_server.config import Config
 from fencepost_server.domain.errors import DatabaseUnavailable, FencepostError, Internal, Overloaded
-from fencepost_server.store.connection import Connection, connect, slam
+from fencepost_server.store.connection import connect, slam
 from fencepost_server.store.errors import ALREADY_THERE, LOCK_TIMEOUT, RETRY_AT_ONCE, is_away, unavailable
 from fencepost_server.store.outage import note_outage
+from fencepost_server.store.pipeline import Connection
 
 log = logging.getLogger("fencepost.lane")
 

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 import psycopg
 
 from fencepost_server.config import Config
-from fencepost_server.store.connection import Connection, slam
+from fencepost_server.store.connection import slam
 from fencepost_server.store.errors import unavailable
+from fencepost_server.store.pipeline import Connection
 
 CHANNEL = "fencepost"
 
@@ -28,7 +29,7 @@ async def listen(config: Config) -> AsyncIterator[str]:
 
 
 async def _listen(config: Config) -> AsyncIterator[str]:
-    connection: Connection = await psycopg.AsyncConnection.connect(
+    connection = await Connection.connect(
         config.listen_dsn,
         autocommit=True,
         connect_timeout=max(2, round(config.connect_timeout)),

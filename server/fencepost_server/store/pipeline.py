@@ -1,65 +1,255 @@
-"""A pipeline that sends what it is given when it is synced, in one write.
+"""Statements of one connection, many at a time: they gather until ``sync``, which sends them in one write and reads all
+their results.
 
-psycopg's own writes each statement to the socket as it is queued, and asks the socket before and after: with some eight
-short statements a transaction that is more work than the statements. What differs is when, not what: results,
-prepared statements and errors are psycopg's. It rests on names of psycopg that are not public, so
-server/pyproject.toml allows no other minor version, and tests/store/test_pipeline.py counts the writes.
+psycopg connects, adapts values and knows the errors; between these this speaks to libpq itself (``psycopg.pq``): a
+cursor for each statement took half of a small transaction's time. Every statement is prepared when it is first sent
+over a connection, up to a bound, and values travel in binary form.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import asyncio
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg.generators import send
+from psycopg.adapt import PyFormat, Transformer
+from psycopg.errors import error_from_result
+from psycopg.pq import ConnStatus, ExecStatus, Format
 
 if TYPE_CHECKING:
-    from psycopg.abc import PQGen
+    from collections.abc import Sequence
+
+    from psycopg.pq.abc import PGresult
+
+Params = Mapping[str, Any]
+
+MAX_PREPARED = 200
+"""Statements that a connection keeps prepared; any further one is parsed each time."""
+
+_BAD, _SYNC, _ABORTED, _FAILED = (
+    ConnStatus.BAD,
+    ExecStatus.PIPELINE_SYNC,
+    ExecStatus.PIPELINE_ABORTED,
+    ExecStatus.FATAL_ERROR,
+)
+_PLACEHOLDER = re.compile(rb"%(?:%|\((\w+)\)s)?")
 
 
-class Gathering(psycopg.AsyncPipeline):
-    """See the module."""
+class Connection(psycopg.AsyncConnection[Any]):
+    """A connection that knows what is prepared on it. ``prepares``: whether anything may be."""
 
-    _sending = False
+    prepares = True
 
-    def _communicate_gen(self) -> PQGen[None]:
-        if not self._sending:
-            return
-        queue = self.command_queue
-        while queue:
-            queue.popleft()()  # into libpq's buffer
-        # To the last byte, reading meanwhile: who fetches results waits for the server, which waits for what is left.
-        yield from send(self.pgconn)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.prepared: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
+        """Names by statement and the types of its parameters."""
+        self.names = 0
+        """How many there were. None is given twice: it may be known to the server although what came with it failed."""
+        self.transformer: Any = None
+        """Kept, because it remembers how each type is read and written."""
 
-    def _sync_gen(self) -> PQGen[None]:
-        self._sending = True
+
+class Answer:
+    """What a statement returns, once it has been executed."""
+
+    __slots__ = ("_result", "_transformer")
+
+    def __init__(self, transformer: Any) -> None:
+        self._transformer = transformer
+        self._result: PGresult | None = None
+
+    def rows(self) -> list[Any]:
+        """All rows; none of a statement that has none. To be called after the ``sync`` that sent it."""
+        result = self._result
+        assert result is not None, "the statement was not executed yet"
+        if not (count := result.ntuples):
+            return []
+        self._transformer.set_pgresult(result)
+        rows: list[Any] = self._transformer.load_rows(0, count, tuple)
+        return rows
+
+    @property
+    def affected(self) -> int:
+        """How many rows it returned or changed."""
+        return (self._result and self._result.command_tuples) or 0
+
+
+class Session:
+    """See the module. Made by ``pipelined``."""
+
+    __slots__ = ("_connection", "_loop", "_pgconn", "_preparing", "_sent", "_socket", "_transformer", "_waiter")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._pgconn = connection.pgconn
+        self._transformer = connection.transformer
+        self._sent: list[Answer | None] = []  # None: of what prepares a statement
+        self._preparing: list[tuple[bytes, tuple[int, ...]]] = []
+        self._loop = asyncio.get_running_loop()
+        self._socket = self._pgconn.socket
+        self._waiter: asyncio.Future[None] | None = None
+
+    def send(self, statement: bytes, params: Params | None = None) -> Answer:
+        """Queue a statement. Raises what a value can't be sent for."""
+        transformer = self._transformer
+        values: Sequence[Any] | None = None
+        types: tuple[int, ...] = ()
+        formats: Sequence[Format] | None = None
+        text = statement
+        if params is not None:
+            text, names, wanted = _compiled(statement)
+            values = transformer.dump_sequence([params[name] for name in names], wanted)
+            types, formats = transformer.types, transformer.formats
+        prepared = self._connection.prepared
+        name = prepared.get((statement, types))
+        if name is None and self._connection.prepares and len(prepared) < MAX_PREPARED:
+            name = self._prepare(statement, text, types)
+        if name is None:
+            self._pgconn.send_query_params(text, values, types, formats, Format.BINARY)
+        else:
+            self._pgconn.send_query_prepared(name, values, formats, Format.BINARY)
+        answer = Answer(transformer)
+        self._sent.append(answer)
+        return answer
+
+    def _prepare(self, statement: bytes, text: bytes, types: tuple[int, ...]) -> bytes:
+        self._connection.names += 1
+        name = self._connection.prepared[statement, types] = b"f%d" % self._connection.names
+        self._pgconn.send_prepare(name, text, types)
+        self._sent.append(None)
+        self._preparing.append((statement, types))
+        return name
+
+    async def sync(self) -> None:
+        """One round trip: everything queued so far has been executed, or this raises the first error of it."""
+        await self.end()
+
+    async def end(self) -> None:
+        """As ``sync``, for what has to be the last."""
+        sent, self._sent = self._sent, []
+        preparing, self._preparing = self._preparing, []
+        self._pgconn.pipeline_sync()
+        failed: PGresult | None = None
         try:
-            yield from super()._sync_gen()
-        finally:
-            self._sending = False
+            if self._pgconn.flush():
+                await self._flush()
+            index = 0
+            while (result := await self._next()) is not None:
+                status = result.status
+                if status == _FAILED:
+                    failed = failed or result
+                elif status != _ABORTED and (answer := sent[index]) is not None:
+                    answer._result = result
+                index += 1
+        except psycopg.OperationalError as error:
+            # What the server has said before it hung up says more than that it did.
+            if failed is not None:
+                raise error_from_result(failed) from error
+            raise
+        if failed is not None:
+            for key in preparing:  # what stood behind the failure is not
+                del self._connection.prepared[key]
+            raise error_from_result(failed)
 
-    def _exit_gen(self) -> PQGen[None]:
-        self._sending = True
-        synced = False
+    async def rows(self, statement: bytes, params: Params | None = None) -> list[Any]:
+        """Queue a statement and wait for it and all before it."""
+        answer = self.send(statement, params)
+        await self.sync()
+        return answer.rows()
+
+    async def _next(self) -> PGresult | None:
+        """The result of the next statement; None after the last one."""
+        pgconn = self._pgconn
+        idle = 0
+        while True:
+            while pgconn.is_busy():
+                await self._wait()
+                pgconn.consume_input()
+            result = pgconn.get_result()
+            if result is not None:
+                return None if result.status == _SYNC else result
+            # None stands between two statements. On a connection that has gone it would come for ever.
+            idle += 1
+            if idle > 1 and pgconn.status == _BAD:
+                raise psycopg.OperationalError("the connection is lost")
+
+    async def _flush(self) -> None:
+        """Send what the socket did not take at once, reading meanwhile: the server may wait for that."""
+        sendable = asyncio.Event()
+        self._loop.add_writer(self._socket, sendable.set)
         try:
-            self._enqueue_sync()
-            yield from self._communicate_gen()
-            synced = True
+            while self._pgconn.flush():
+                sendable.clear()
+                readable = asyncio.ensure_future(self._wait())
+                writable = asyncio.ensure_future(sendable.wait())
+                try:
+                    await asyncio.wait((readable, writable), return_when=asyncio.FIRST_COMPLETED)
+                    if readable.done():
+                        self._pgconn.consume_input()
+                finally:
+                    readable.cancel()
+                    writable.cancel()
+                    await asyncio.gather(readable, writable, return_exceptions=True)
         finally:
-            self._sending = False
-            yield from self._fetch_gen(flush=not synced)  # a sync brings all results unasked
+            self._loop.remove_writer(self._socket)
+
+    async def _wait(self) -> None:
+        """Until there is something to read."""
+        self._waiter = waiter = self._loop.create_future()
+        self._loop.add_reader(self._socket, self._readable)
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+            self._loop.remove_reader(self._socket)
+
+    def _readable(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 @asynccontextmanager
-async def gathering(connection: psycopg.AsyncConnection[Any]) -> AsyncIterator[Gathering]:
-    """The connection in pipeline mode within the block, with such a pipeline."""
-    assert connection._pipeline is None  # transactions are not inside each other
-    pipeline = Gathering(connection)
-    connection._pipeline = pipeline
+async def pipelined(connection: Connection) -> AsyncIterator[Session]:
+    """The connection in pipeline mode within the block. What was queued and not synced at the end is synced; if the
+    block fails, its error is raised, and what the statements still say is dropped.
+    """
+    if connection.transformer is None:
+        connection.transformer = Transformer(connection)
+    session = Session(connection)
+    connection.pgconn.enter_pipeline_mode()
     try:
-        async with pipeline:
-            yield pipeline
+        yield session
+        await session.end()
+    except (psycopg.Error, asyncio.CancelledError):
+        raise
+    except BaseException:
+        if session._sent:
+            with suppress(psycopg.Error):
+                await session.end()
+        raise
     finally:
-        connection._pipeline = None
+        # Not left while results are under way, as after a cancellation: then the connection is not used again.
+        with suppress(psycopg.OperationalError):
+            connection.pgconn.exit_pipeline_mode()
+
+
+@lru_cache(maxsize=1000)
+def _compiled(statement: bytes) -> tuple[bytes, tuple[str, ...], list[PyFormat]]:
+    """The statement with numbers for ``%(name)s``, and the names in their order."""
+    numbers: dict[bytes, int] = {}
+
+    def numbered(found: re.Match[bytes]) -> bytes:
+        name = found[1]
+        if name is None:
+            if found[0] == b"%%":
+                return b"%"
+            raise ValueError(f"a single % in a statement with parameters: {statement.decode()}")
+        return b"$%d" % numbers.setdefault(name, len(numbers) + 1)
+
+    text = _PLACEHOLDER.sub(numbered, statement)
+    return text, tuple(name.decode() for name in numbers), [PyFormat.AUTO] * len(numbers)

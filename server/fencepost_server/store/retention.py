@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from fencepost_server.store.arrays import Texts, Times, Uuids
-from fencepost_server.store.connection import Database, Session
+from fencepost_server.store.connection import Database
+from fencepost_server.store.pipeline import Session
 from fencepost_server.store.queries import query
 from fencepost_server.store.runs import in_order
 from fencepost_server.store.tasks import NO_RUN
@@ -104,19 +105,19 @@ async def needed(session: Session, run_ids: Collection[str]) -> set[str]:
 
 async def delete(session: Session, run_ids: Collection[str], key_memory: float) -> None:
     """Delete locked runs with all of their rows; their request keys stand for them so many seconds longer."""
-    await _remember(session, run_ids, key_memory)
-    await session.send(query("retention", "delete"), {"run_ids": Uuids(run_ids)})
+    _remember(session, run_ids, key_memory)
+    session.send(query("retention", "delete"), {"run_ids": Uuids(run_ids)})
 
 
 async def hide(session: Session, run_id: str, key_memory: float) -> None:
     """Let nobody see a locked run any more, which is too large to be deleted at once."""
-    await _remember(session, [run_id], key_memory)
-    await session.send(query("retention", "hide"), {"run_ids": Uuids([run_id])})
+    _remember(session, [run_id], key_memory)
+    session.send(query("retention", "hide"), {"run_ids": Uuids([run_id])})
 
 
-async def _remember(session: Session, run_ids: Collection[str], key_memory: float) -> None:
+def _remember(session: Session, run_ids: Collection[str], key_memory: float) -> None:
     params = {"run_ids": Uuids(run_ids), "memory": timedelta(seconds=key_memory)}
-    await session.send(query("retention", "remember"), params)
+    session.send(query("retention", "remember"), params)
 
 
 async def lock_hidden(session: Session) -> str | None:
@@ -132,7 +133,7 @@ async def delete_slice(session: Session, run_id: str, limit: int) -> bool:
     rows = await session.rows(query("retention", "delete_slice"), {"run_id": run_id, "limit": limit})
     if rows[0][0] == limit:
         return False
-    await session.send(query("retention", "delete"), {"run_ids": Uuids([run_id])})
+    session.send(query("retention", "delete"), {"run_ids": Uuids([run_id])})
     return True
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from fencepost_server.domain.model import Failure, FailureKind, Payload, RunState
 from fencepost_server.store import waits
 from fencepost_server.store.arrays import Ints, Texts, Uuids
-from fencepost_server.store.connection import Database, Params
+from fencepost_server.store.connection import Database
+from fencepost_server.store.pipeline import Params
 from fencepost_server.store.queries import query
 from fencepost_server.store.tasks import NO_RUN
 from fencepost_server.store.waits import OpenWaitRow
@@ -93,17 +94,17 @@ async def get_run(database: Database, namespace: str, run_id: str) -> RunDetail 
     """One run, or None."""
     params = {"namespace": namespace, "run_id": run_id}
     async with database.transaction() as session:
-        steps = await session.send(query("task", "open_steps"), params)
-        waiting = await waits.send_open(session, params)
-        run = await session.send(query("run", "get_run"), params)
-        payloads = await session.send(query("run", "payloads"), params)
-    rows = await run.fetchall()
+        steps = session.send(query("task", "open_steps"), params)
+        waiting = waits.send_open(session, params)
+        run = session.send(query("run", "get_run"), params)
+        payloads = session.send(query("run", "payloads"), params)
+    rows = run.rows()
     if not rows:
         return None
     summary = _summary(rows[0])
     value: Payload | None = None
     output: Payload | None = None
-    for seq, json_text, binary, metadata, is_output in await payloads.fetchall():
+    for seq, json_text, binary, metadata, is_output in payloads.rows():
         payload = Payload(json_text, None if binary is None else bytes(binary), metadata)
         if seq == 1:
             value = payload
@@ -114,8 +115,8 @@ async def get_run(database: Database, namespace: str, run_id: str) -> RunDetail 
     # Steps, waits, run, payloads were read in this order: a run that ends meanwhile shows as before or after its end.
     if summary.ended_at:
         return RunDetail(summary, value, output, [], [])
-    open_steps = [OpenStepRow(*row) for row in await steps.fetchall()]
-    return RunDetail(summary, value, output, open_steps, await waits.read_open(waiting))
+    open_steps = [OpenStepRow(*row) for row in steps.rows()]
+    return RunDetail(summary, value, output, open_steps, waits.read_open(waiting))
 
 
 async def get_summary(database: Database, namespace: str, run_id: str) -> RunSummary | None:
@@ -188,9 +189,9 @@ class _Lead(IntEnum):
 async def in_order(database: Database, statement: bytes, params: Params) -> list[Any]:
     """The rows of a statement that reads ranges of indexes in their order, each up to a limit."""
     async with database.transaction() as session:
-        await session.send(query("run", "in_order"))
-        cursor = await session.send(statement, params)
-    return await cursor.fetchall()
+        session.send(query("run", "in_order"))
+        cursor = session.send(statement, params)
+    return cursor.rows()
 
 
 async def list_runs(database: Database, wanted: RunFilter, before: Place | None, limit: int) -> RunPage:

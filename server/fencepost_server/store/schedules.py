@@ -11,7 +11,8 @@ from fencepost_server.domain.firing import State
 from fencepost_server.domain.model import Payload
 from fencepost_server.domain.schedule import Spec, spec_from_json, spec_to_json
 from fencepost_server.store.arrays import Ints, Texts, Times, Uuids, columns
-from fencepost_server.store.connection import Database, Session
+from fencepost_server.store.connection import Database
+from fencepost_server.store.pipeline import Session
 from fencepost_server.store.queries import query
 from fencepost_server.store.runs import in_order
 
@@ -74,7 +75,7 @@ async def running(session: Session, run_ids: Sequence[str]) -> tuple[datetime, d
     return now, dict(zip(active, live, strict=True))
 
 
-async def advance(session: Session, changed: Sequence[tuple[str, State]]) -> None:
+def advance(session: Session, changed: Sequence[tuple[str, State]]) -> None:
     """Write what was decided on locked rows, given by uuid."""
     rows = [
         (
@@ -100,12 +101,12 @@ async def advance(session: Session, changed: Sequence[tuple[str, State]]) -> Non
         "due_ats",
     )
     values = columns(rows, Uuids, Times, Times, Times, Times, Ints, Ints, Times)
-    await session.send(query("schedule", "advance"), dict(zip(names, values, strict=True)))
+    session.send(query("schedule", "advance"), dict(zip(names, values, strict=True)))
 
 
-async def park(session: Session, uuid: str, due_at: datetime, error: str) -> None:
+def park(session: Session, uuid: str, due_at: datetime, error: str) -> None:
     """Put a locked row off that can't be handled."""
-    await session.send(query("schedule", "park"), {"uuid": uuid, "due_at": due_at, "error": error})
+    session.send(query("schedule", "park"), {"uuid": uuid, "due_at": due_at, "error": error})
 
 
 async def first_due(session: Session) -> float | None:
@@ -170,7 +171,7 @@ async def get(session: Session, namespace: str, schedule_id: str, *, lock: bool 
     """One schedule, or None; locked before it is read if wanted."""
     params = {"namespace": namespace, "schedule_id": schedule_id}
     if lock:
-        await session.send(query("schedule", "lock"), params)
+        session.send(query("schedule", "lock"), params)
     rows = await session.rows(query("schedule", "get"), params)
     return _row(rows[0]) if rows else None
 
@@ -181,7 +182,7 @@ async def list_schedules(database: Database, namespace: str, after: str, limit: 
     return [_row(row) for row in await in_order(database, query("schedule", "list"), params)]
 
 
-async def change(session: Session, row: ScheduleRow) -> None:
+def change(session: Session, row: ScheduleRow) -> None:
     """Write what a call has changed in a locked row."""
     params = {
         "uuid": row.uuid,
@@ -196,7 +197,7 @@ async def change(session: Session, row: ScheduleRow) -> None:
         "skipped_overlap": row.state.skipped_overlap,
         **_spec(row.spec_json, row.input),
     }
-    await session.send(query("schedule", "change"), params)
+    session.send(query("schedule", "change"), params)
 
 
 async def delete(database: Database, namespace: str, schedule_id: str) -> bool:

@@ -11,7 +11,8 @@ from typing import Any
 
 from fencepost_server.domain.model import DECIDE_TASK, PARKED_UNTIL, Checkpoint, Payload
 from fencepost_server.store.arrays import Ints, Texts, Uuids, columns
-from fencepost_server.store.connection import Database, Session
+from fencepost_server.store.connection import Database
+from fencepost_server.store.pipeline import Session
 from fencepost_server.store.queries import query
 
 Ref = tuple[str, int, int]
@@ -202,7 +203,7 @@ async def shorten(database: Database, session_ids: Sequence[str], grace: float) 
     """Cut the leases of ended sessions down to the grace. False if some could not be had: call again."""
     params = {"sessions": Uuids(session_ids), "grace": timedelta(seconds=grace)}
     async with database.transaction() as session:
-        await session.send(query("task", "shorten"), params)
+        session.send(query("task", "shorten"), params)
         left = await session.rows(query("task", "count_long"), params)
     return not left[0][0]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from fencepost_server.store.connection import Cursor, Session
+from fencepost_server.store.pipeline import Answer, Session
 from fencepost_server.store.queries import query
 
 
@@ -25,17 +25,14 @@ class OpenWaitRow:
     """Of an op of a code run, which has no node."""
 
 
-async def send_open(session: Session, params: Mapping[str, Any]) -> Cursor:
+def send_open(session: Session, params: Mapping[str, Any]) -> Answer:
     """Ask for the first 1,000 of a run's waits, ``params`` having its run_id; ``read_open`` reads the answer."""
-    return await session.send(query("wait", "open_waits"), params)
+    return session.send(query("wait", "open_waits"), params)
 
 
-async def read_open(answer: Cursor) -> list[OpenWaitRow]:
+def read_open(answer: Answer) -> list[OpenWaitRow]:
     """The waits in the order in which they began."""
-    return [
-        _row(seq, json.loads(place), fire_at, name, child)
-        for seq, place, fire_at, name, child in await answer.fetchall()
-    ]
+    return [_row(seq, json.loads(place), fire_at, name, child) for seq, place, fire_at, name, child in answer.rows()]
 
 
 def _row(
