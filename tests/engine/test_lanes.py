@@ -417,6 +417,30 @@ async def test_a_transaction_has_no_more_operations_and_bytes_than_may_be(
     assert await count(dsn, "run") == 26
 
 
+async def test_a_transaction_takes_half_of_what_is_under_way(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it took all of it, and everybody waited in turn for one lump that went round."""
+    sizes: list[int] = []
+    work = commit.Committer.work
+
+    async def seen(self: Any, connection: Any, operations: list[Any], skip_locked: bool) -> Any:
+        sizes.append(len(operations))
+        return await work(self, connection, operations, skip_locked)
+
+    monkeypatch.setattr(commit.Committer, "work", seen)
+    server = await in_process_server(dsn, lanes=1, lock_timeout=20, batch_timeout=30)
+    api = connect_api(server.grpc_address)
+    await api.register(manifest())
+    async with holding(dsn, "select from deployment for update"):
+        first = asyncio.create_task(api.start())
+        await until_blocked(dsn)
+        rest = asyncio.create_task(api.start_many([api.start_request() for _ in range(400)]))
+        await eventually(lambda: server.app.engine.lanes[0].depth == 400)
+    await asyncio.gather(first, rest)
+    assert sizes == [1, 200, 200]
+
+
 async def statements_of(server: InProcessServer, monkeypatch: pytest.MonkeyPatch, work: Awaitable[Any]) -> Counter[int]:
     """How many statements each transaction of the lanes sent while ``work`` was awaited, by transaction."""
     sent: Counter[int] = Counter()

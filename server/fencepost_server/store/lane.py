@@ -32,6 +32,7 @@ log = logging.getLogger("fencepost.lane")
 _SLOW_TRIES = 2
 _RETRIES_AT_ONCE = 20
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+_TAKEN_WHOLE = 64
 _SKIPPED_PAUSE = 0.05
 
 
@@ -69,6 +70,7 @@ class Lane(Generic[Op]):
         self._work = work
         self._waiting: deque[Op] = deque()
         self._delayed = 0
+        self._taken = 0
         self._wake = asyncio.Event()
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
@@ -132,14 +134,21 @@ class Lane(Generic[Op]):
             await self._settle(self._take())
 
     def _take(self) -> list[Op]:
-        """What waits, up to the limits of one transaction; one operation at least."""
+        """What waits, up to the limits of one transaction; one operation at least.
+
+        If much is under way, half of it: while one half is here, the workers and this server's other parts have the
+        other one to work on. Taken all at once it would go round in one lump, and each in turn would wait for it.
+        """
         batch: list[Op] = []
         size = 0
-        while self._waiting and len(batch) < self._config.lane_batch:
+        under_way = len(self._waiting) + self._taken
+        most = min(self._config.lane_batch, max(_TAKEN_WHOLE, under_way // 2))
+        while self._waiting and len(batch) < most:
             size += self._waiting[0].size
             if batch and size > self._config.lane_batch_bytes:
                 break
             batch.append(self._waiting.popleft())
+        self._taken = len(batch)
         return batch
 
     async def _settle(self, batch: list[Op], *, skip_locked: bool = False) -> None:
