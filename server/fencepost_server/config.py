@@ -67,7 +67,9 @@ class Config:
 
     # Group commit
     lanes: int = _setting(2, "Transactions that write at the same time.", low=1, high=64)
-    lane_batch: int = _setting(400, "Operations in one transaction, at most: it takes half of what is under way.", low=1, high=5000)
+    lane_batch: int = _setting(
+        400, "Operations in one transaction, at most: it takes half of what is under way.", low=1, high=5000
+    )
     lane_batch_bytes: int = _setting(16 << 20, "Payload bytes in one transaction.", low=1 << 20, high=256 << 20)
     lane_queue: int = _setting(
         20_000, "Operations that wait for one lane; more are refused as OVERLOADED.", low=10, high=1_000_000

@@ -165,12 +165,12 @@ async def test_a_batch_that_lost_a_race_is_tried_again_a_bounded_number_of_times
     losses = 3
     write = commit._write
 
-    async def losing(*arguments: Any) -> None:
+    def losing(*arguments: Any) -> None:
         nonlocal losses
         losses -= 1
         if losses >= 0:
             raise error("lost")
-        await write(*arguments)
+        write(*arguments)
 
     monkeypatch.setattr(commit, "_write", losing)
     assert (await api.start(request_key="k")).created
@@ -435,9 +435,10 @@ async def test_a_transaction_takes_half_of_what_is_under_way(
     async with holding(dsn, "select from deployment for update"):
         first = asyncio.create_task(api.start())
         await until_blocked(dsn)
-        rest = asyncio.create_task(api.start_many([api.start_request() for _ in range(400)]))
+        requests = [api.start_request() for _ in range(400)]
+        others = asyncio.create_task(api.start_many(requests))
         await eventually(lambda: server.app.engine.lanes[0].depth == 400)
-    await asyncio.gather(first, rest)
+    await asyncio.gather(first, others)
     assert sizes == [1, 200, 200]
 
 

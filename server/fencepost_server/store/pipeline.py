@@ -225,7 +225,7 @@ async def pipelined(connection: Connection) -> AsyncIterator[Session]:
     try:
         yield session
         await session.end()
-    except (psycopg.Error, asyncio.CancelledError):
+    except asyncio.CancelledError:
         raise
     except BaseException:
         if session._sent:
