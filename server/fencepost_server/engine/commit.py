@@ -112,6 +112,10 @@ class Committer:
         starts = [op for op in operations if isinstance(op, Start)]
         acts: list[Act] = [op for op in operations if not isinstance(op, Start)]
         reports = [op for op in acts if isinstance(op, Report)]
+        keeping: list[Report] = []
+        leaving: list[Report] = []
+        for report in reports:
+            (keeping if report.keeps_lease else leaving).append(report)
         delivers = [op for op in acts if isinstance(op, Deliver)]
         again = [op.run_id for op in starts if op.again]
         locked = await batch.lock_and_read(
@@ -120,8 +124,8 @@ class Committer:
             | delivery.workflows(delivers)
             | {(op.namespace, op.workflow_id) for op in reports if op.workflow_id},
             {op.run_id for op in acts},
-            {(op.run_id, op.task_id) for op in reports if not op.keeps_lease},
-            {op.run_id for op in reports if op.keeps_lease},
+            {(op.run_id, op.task_id) for op in leaving},
+            {op.run_id for op in keeping},
             skip_locked=skip_locked,
         )
         existing = await batch.read_runs(session, again) if again else {}
@@ -146,7 +150,7 @@ class Committer:
                 {key: graphs[hash_] for key, hash_ in active.items() if not graphs[hash_].broken},
                 locked.removed,
             ),
-            locked.runs, locked.tasks, locked.deciders, await _read_outcomes(session, reports, locked), graphs,
+            locked.runs, locked.tasks, locked.deciders, await _read_outcomes(session, leaving, locked), graphs,
         )  # fmt: skip
         answered: list[tuple[Start, Started | FencepostError]] = []
         making: list[tuple[Start, Graph]] = []
@@ -293,7 +297,7 @@ def _checked(start: Start, graphs: dict[tuple[str, str, bytes], Graph], locked: 
 
 async def _read_outcomes(session: Session, reports: list[Report], locked: Locked) -> dict[tuple[str, int], Ended]:
     """How the tasks ended that are reported and gone."""
-    missing = {key for op in reports if not op.keeps_lease and (key := (op.run_id, op.task_id)) not in locked.tasks}
+    missing = {key for op in reports if (key := (op.run_id, op.task_id)) not in locked.tasks}
     missing = {key for key in missing if key[0] in locked.runs}
     return await batch.read_outcomes(session, missing) if missing else {}
 

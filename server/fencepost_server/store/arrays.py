@@ -17,6 +17,7 @@ from psycopg import AsyncConnection
 from psycopg.abc import Buffer
 from psycopg.adapt import Dumper, Loader
 from psycopg.pq import Format
+from psycopg.types.string import TextBinaryLoader, TextLoader
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _NULL = b"\xff\xff\xff\xff"
@@ -155,19 +156,6 @@ class _TextUuidLoader(Loader):
         return bytes(data).decode()
 
 
-class _JsonTextLoader(Loader):
-    """json columns come back as the text that was stored: nothing here looks into a payload."""
-
-    format = Format.BINARY
-
-    def load(self, data: Buffer) -> str:
-        return bytes(data).decode()
-
-
-class _JsonTextTextLoader(_JsonTextLoader):
-    format = Format.TEXT
-
-
 def register(connection: AsyncConnection[object]) -> None:
     """Teach a connection these columns and the str form of uuid and json."""
     adapters = connection.adapters
@@ -176,8 +164,9 @@ def register(connection: AsyncConnection[object]) -> None:
         adapters.register_dumper(column, dumper)
     adapters.register_loader("uuid", _UuidLoader)
     adapters.register_loader("uuid", _TextUuidLoader)
-    adapters.register_loader("json", _JsonTextLoader)
-    adapters.register_loader("json", _JsonTextTextLoader)
+    # json columns come back as the text that was stored: nothing here looks into a payload.
+    adapters.register_loader("json", TextBinaryLoader)
+    adapters.register_loader("json", TextLoader)
 
 
 def columns(rows: Sequence[Sequence[object]], *types: type[Column]) -> list[Column]:

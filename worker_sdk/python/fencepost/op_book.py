@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from asyncio import events
 from collections.abc import Callable
 from typing import Any, Literal, NoReturn
 
@@ -83,7 +82,7 @@ class OpBook:
 
     def new_op(self, kind: str, name: str) -> Op | None:
         """The next op; None if nothing new may be begun, because the function has ended or the run is about to."""
-        if events._get_running_loop() is not self.loop:
+        if not self.loop.runs_here:
             self._refuse()
         if self.evicted:
             raise Evicted
@@ -123,7 +122,7 @@ class OpBook:
 
     def patched(self, patch_id: str) -> bool:
         """Whether the run goes the new way: as its history has it, or as the first call here decided."""
-        if events._get_running_loop() is not self.loop:
+        if not self.loop.runs_here:
             self._refuse()
         known = self._patches.get(patch_id)
         if known is None:

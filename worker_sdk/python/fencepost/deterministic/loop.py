@@ -252,6 +252,11 @@ class DeterministicLoop(NoOutside):
 
     # State and errors
 
+    @property
+    def runs_here(self) -> bool:
+        """Whether run_until_blocked is on the stack of this thread. (Asking asyncio costs a call of the system.)"""
+        return self._thread == threading.get_ident()
+
     def is_running(self) -> bool:
         """Whether run_until_blocked is on the stack."""
         return self._thread != 0
