@@ -201,7 +201,7 @@ _GIVEN: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
             "most": 300,
         },
         {"run_list_workflow", "run_list_user", "run_attribute_list"},
-        900,
+        1200,
     ),
     "retention: definitions": (
         "retention",
