@@ -12,9 +12,12 @@ import re
 import signal
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,3 +143,30 @@ def test_a_port_that_others_share_among_themselves_is_not_reserved() -> None:
 def test_a_host_that_is_not_here_is_told() -> None:
     with pytest.raises(NotShared, match=r"can't listen on 192\.0\.2\.1:7654: Cannot assign"):
         ReservedPort("192.0.2.1", 7654)
+
+
+def test_of_two_who_reserve_a_port_at_the_same_time_one_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have bound to it, which neither is refused, before either goes on."""
+    both_bound = threading.Barrier(2, timeout=30)
+
+    class Slow(socket.socket):
+        def bind(self, address: Any) -> None:
+            super().bind(address)
+            if address[1]:
+                both_bound.wait()
+
+    def reserve() -> ReservedPort | None:
+        try:
+            return ReservedPort("127.0.0.1", port)
+        except NotShared:
+            return None
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setattr(socket, "socket", Slow)
+    with ThreadPoolExecutor(2) as pool:
+        reserved = [found for found in pool.map(lambda _: reserve(), range(2)) if found is not None]
+    for port_of_one in reserved:
+        port_of_one.close()
+    assert len(reserved) == 1
