@@ -30,9 +30,9 @@ log = logging.getLogger("fencepost")
 FIRST_DELAY, MAX_DELAY = 0.2, 15.0
 """Seconds before a process is started again: the first after its end, twice as long each time, and at most."""
 SETTLED = 30.0
-"""Seconds for which a process has to serve to be started again without delay."""
+"""Seconds that a process has to live for its end to count as the first."""
 GIVE_UP = 5
-"""Ends in a row of each process, none of which settled, after which all is given up: only while none serves."""
+"""Ends in a row of each process after which all is given up: only while none serves."""
 START_TIMEOUT = 60.0
 STOP_SLACK = 10.0
 """Seconds that a process may take to end, beyond the grace of its workers."""
@@ -56,7 +56,7 @@ class ProcessFailed(Exception):
 
 @dataclass(slots=True)
 class _Child:
-    """One of the processes. ``failures``: its ends in a row without having settled."""
+    """One of the processes. ``failures``: its ends in a row, each soon after its start but for the first."""
 
     number: int
     process: asyncio.subprocess.Process | None = None
@@ -202,10 +202,10 @@ class _Family:
                 return
             if not self._all_served.is_set():
                 raise ProcessFailed(f"process {child.number} could not start: it ended with {_told(code)}", _exit(code))
-            child.failures = 0 if time.monotonic() - began > SETTLED else child.failures + 1
+            child.failures = 1 if time.monotonic() - began > SETTLED else child.failures + 1
             if all(other.failures >= GIVE_UP and other.http_port is None for other in self._children):
                 raise ProcessFailed(f"all processes have failed {GIVE_UP} times in a row", 1)
-            delay = min(FIRST_DELAY * 2 ** max(0, child.failures - 1), MAX_DELAY)
+            delay = min(FIRST_DELAY * 2 ** min(child.failures - 1, 10), MAX_DELAY)
             child.restarts += 1
             log.warning("process %d has ended with %s: starting it again in %.1f s", child.number, _told(code), delay)
             with contextlib.suppress(TimeoutError):
