@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import os
 import signal
-import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from fencepost_server.api.server import GrpcServer
 from fencepost_server.config import Config
 from fencepost_server.engine.engine import Engine
+from fencepost_server.logs import tell_ports
 from fencepost_server.store import migrate
-from fencepost_server.web.app import HttpServer
+from fencepost_server.web.app import HttpServer, ToldByEngine
 
 log = logging.getLogger("fencepost")
 
@@ -45,15 +44,16 @@ class Running:
 
 
 @asynccontextmanager
-async def running(config: Config) -> AsyncIterator[Running]:
-    """Serve within the block; ends gracefully after it.
+async def running(config: Config, *, shared_port: bool = False) -> AsyncIterator[Running]:
+    """Serve within the block; ends gracefully after it. ``shared_port``: other processes of the same command listen on
+    the gRPC port as well.
 
     Raises SchemaVersionMismatch, DatabaseUnavailable (the first look at the schema has to succeed), PortInUse.
     """
     await migrate.check(config.dsn)
     engine = Engine(config)
-    grpc = GrpcServer(config, engine)
-    http = HttpServer(config, engine)
+    grpc = GrpcServer(config, engine, shared_port=shared_port)
+    http = HttpServer(config, ToldByEngine(engine))
     await engine.start()
     try:
         await grpc.start()
@@ -90,8 +90,12 @@ async def _drain(server: Running) -> None:
     await server.engine.flush(max(2.0, server.config.shutdown_grace - (time.monotonic() - started)))
 
 
-async def serve(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT; a second signal ends at once."""
+async def serve(
+    config: Config, *, shared_port: bool = False, announced: Callable[[Running], None] | None = None
+) -> None:
+    """Serve until SIGTERM or SIGINT; a second signal ends at once. ``announced`` is told when it serves; else standard
+    output is.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -103,9 +107,9 @@ async def serve(config: Config) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    async with running(config) as server:
+    async with running(config, shared_port=shared_port) as server:
         _spare_the_collector()
-        announce(server)
+        (announced or announce)(server)
         await stop.wait()
         log.info("shutting down")
     log.info("stopped")
@@ -122,36 +126,4 @@ def _spare_the_collector() -> None:
 
 def announce(server: Running) -> None:
     """Tell the ports: as a JSON line for programs, else as a sentence."""
-    config = server.config
-    if config.log_format == "json":
-        line = {"event": "serving", "grpc_port": server.grpc.port, "http_port": server.http.port, "pid": os.getpid()}
-        print(json.dumps(line), flush=True)  # noqa: T201  # stdout is what a supervisor reads
-    else:
-        print(  # noqa: T201  # the same for people
-            f"fencepost serves gRPC on {server.grpc_address}, HTTP on {config.http_host}:{server.http.port}", flush=True
-        )
-
-
-def set_up_logging(config: Config) -> None:
-    """Log lines to standard error, as text or JSON."""
-    handler = logging.StreamHandler(sys.stderr)
-    if config.log_format == "json":
-        handler.setFormatter(_JsonFormatter())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
-    logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)
-    # The driver and its pool have several lines for each connection that is lost or not had. Ours say it once a second.
-    logging.getLogger("psycopg").setLevel(logging.ERROR)
-
-
-class _JsonFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": self.formatTime(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line)
+    tell_ports(server.config, server.grpc.port, server.http.port)

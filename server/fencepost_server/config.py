@@ -46,6 +46,7 @@ class Config:
     insecure: bool = _setting(
         False, "Bind to other addresses than loopback although there is no TLS and there are no keys."
     )
+    processes: int = _setting(1, "Server processes that share the gRPC port; more than one need Linux.", low=1, high=64)
     log_format: str = _setting("text", "text or json.")
     log_level: str = _setting("info", "debug, info, warning or error.")
 

@@ -13,6 +13,7 @@ from typing import Any, LiteralString
 
 import psycopg
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from psycopg.rows import dict_row
 
 from fencepost.v1 import run_pb2
@@ -139,8 +140,8 @@ def attempts(events: Iterable[run_pb2.Event]) -> list[int]:
     return [event.step_completed.attempt for event in events if event.WhichOneof("kind") == "step_completed"]
 
 
-async def metrics(http_address: str) -> dict[str, float]:
-    """The metrics of a server that have no labels, by name."""
+async def samples(http_address: str) -> list[Sample]:
+    """The metrics of a server."""
 
     def read() -> str:
         with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=30) as response:
@@ -148,4 +149,9 @@ async def metrics(http_address: str) -> dict[str, float]:
             return text
 
     families = text_string_to_metric_families(await asyncio.to_thread(read))
-    return {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
+    return [sample for family in families for sample in family.samples]
+
+
+async def metrics(http_address: str) -> dict[str, float]:
+    """The metrics of a server that have no labels, by name."""
+    return {sample.name: sample.value for sample in await samples(http_address) if not sample.labels}

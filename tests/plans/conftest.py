@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import psycopg
 import pytest
 
-from tests.plans.rows import built
+from tests.plans.rows import build, opened
 
 
 @pytest.fixture(scope="session")
-def connection(cluster: Any, template: str) -> Iterator[psycopg.Connection[Any]]:
-    """A database of 50,000 runs and all that they may have, analyzed."""
-    with built(cluster, template, "plans") as connection:
-        connection.execute("vacuum analyze")
-        yield connection
-
-
-@pytest.fixture(scope="session")
-def grown(cluster: Any, template: str) -> Iterator[psycopg.Connection[Any]]:
-    """The same, but it was analyzed while it was empty, and not again."""
-    with built(cluster, template, "grown", autovacuum=False) as connection:
-        yield connection
+def databases(cluster: Any, template: str) -> Iterator[dict[str, psycopg.Connection[Any]]]:
+    """Twice the same rows, in tables that were analyzed when they were ``full``; or while they were ``empty``, and not
+    again.
+    """
+    names = {how: f"{cluster.prefix}plans_{how}_{os.getpid()}" for how in ("empty", "full")}
+    try:
+        build(cluster.create(names["empty"], template))
+        cluster.create(names["full"], names["empty"])
+        with ExitStack() as stack:
+            connections = {how: stack.enter_context(opened(cluster.dsn(name))) for how, name in names.items()}
+            connections["full"].execute("vacuum analyze")
+            yield connections
+    finally:
+        for name in names.values():
+            cluster.drop(name)

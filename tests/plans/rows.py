@@ -1,28 +1,25 @@
-"""A database of 50,000 runs with all that runs may have, and what may be said of the plan of a statement on it.
+"""A database of 50,000 runs with all that runs may have, the settings of a batch, and names for rows in it.
 
-Most runs have ended; tasks wait in hundreds of places, a tenth of them is leased. The statements run with the
-settings of a batch, in a transaction that is rolled back.
+Most runs have ended; tasks wait in hundreds of places, a tenth of them is leased. Other sizes with PLAN_ROWS=1000000.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
 
+from fencepost_server.domain.model import IDLE_UNTIL, PARKED_UNTIL
 from fencepost_server.store import arrays
 from fencepost_server.store.arrays import Ints, Texts
-from fencepost_server.store.queries import query
 
-RUNS = 50_000
+RUNS = int(os.environ.get("PLAN_ROWS", "50000"))
 BUILD = """
 insert into definition (namespace, workflow_id, hash, compatibility_id, manifest)
 select 'default', 'wf' || n, sha256(n::text::bytea), '1', '{}' from generate_series(1, 500) n;
@@ -49,8 +46,28 @@ select md5('r' || n)::uuid, 2, 'default', 'q' || n %% 20, 'h' || n %% 7, 1 + n %
        case when n %% 10 = 0 then md5('s' || n / 10 %% 1000)::uuid end,
        case when n %% 10 = 0 then now() + n * interval '1 ms' end
 from generate_series(1, %(runs)s) n;
-insert into session (session_id, namespace, server_id, process_nonce, worker_name, sdk)
-select md5('s' || n)::uuid, 'default', gen_random_uuid(), 'n', 'w', '' from generate_series(1, 1000) n;
+insert into session (session_id, namespace, server_id, process_nonce, worker_name, sdk, workflows, workflow_queues)
+select md5('s' || n)::uuid, 'default', gen_random_uuid(), 'n', 'w', '',
+       case when n %% 10 = 0 then '{code@1}'::text[] else '{}' end,
+       case when n %% 10 = 0 then '{default}'::text[] else '{}' end
+from generate_series(1, 1000) n;
+insert into session (session_id, namespace, server_id, process_nonce, worker_name, sdk, ended_at)
+select gen_random_uuid(), 'default', gen_random_uuid(), 'n', 'w', '', now() - n * interval '1 s'
+from generate_series(1, 20000) n;
+insert into task (run_id, task_id, namespace, queue, handler, priority, node_index, input_seq, visible_at, attempt,
+                  operational_failures, corrective_failures, redeliveries, token, lease_ms, lease_session,
+                  lease_expires_at)
+select md5('r' || n)::uuid, 1, 'default', 'default', 'code@1', 3, 0, 1,
+       case when n < 5000 then %(parked)s::timestamptz else %(idle)s end,
+       1, 0, 0, 0, 1, 60000,
+       case when n %% 20 = 0 then md5('s900')::uuid end, case when n %% 20 = 0 then now() + interval '1 h' end
+from generate_series(10, %(runs)s, 10) n;
+insert into query (query_id, namespace, handler, run_id, name, asked_by, taken_by, answered, expires_at)
+select run_id, 'default', 'h' || get_byte(uuid_send(run_id), 0), run_id, 'q',
+       md5('v' || get_byte(uuid_send(run_id), 1))::uuid,
+       case when get_byte(uuid_send(run_id), 2) < 200 then run_id end, get_byte(uuid_send(run_id), 2) < 10,
+       created_at + interval '1000 days'
+from run;
 insert into checkpoint (run_id, task_id, number, payload) select run_id, 2, 1, '1' from run;
 insert into stopped_task (run_id, task_id, row) select run_id, 2, '{}' from run;
 insert into timer (run_id, seq, kind, namespace, fire_at, place)
@@ -69,31 +86,43 @@ select run_id, of_seq, false, 0, 2, 1, 1, 4, 1, 0, 0 from run, unnest('{1, 4}'::
 insert into request (run_id, request_id, fingerprint, answer) select run_id, 'r', '\\x00', '{}' from run;
 insert into message (target_run, kind, source_run, source_seq, namespace, body)
 select md5(run_id::text)::uuid, 1, run_id, 2, 'default', '{}' from run;
-insert into schedule (namespace, schedule_id, uuid, spec, paused, due_at)
-select 'default', 's' || n, gen_random_uuid(), '{}', false, now() + n * interval '1 s' from generate_series(1, 10000) n;
+insert into schedule (namespace, schedule_id, uuid, spec, paused, next_fire_at, due_at, last_run_id, pending_at)
+select 'default', 's' || n, md5('s' || n)::uuid, '{}', false, now() + (n - 300) * interval '1 s',
+       case when n %% 3 > 0 then now() + (n - 300) * interval '1 s' end, md5('r' || n)::uuid, now()
+from generate_series(1, %(runs)s) n;
+insert into run_key (namespace, kind, workflow_id, user_id, key, run_id, definition_hash, fingerprint, created)
+select 'default', 4, '', '', 'k' || n, md5('r' || n)::uuid, '\\x00', '\\x00', true from generate_series(1, %(runs)s) n;
+insert into run_key (namespace, kind, workflow_id, user_id, key, run_id, definition_hash, fingerprint, created,
+                     expires_at)
+select 'default', 2, '', '', 'k' || n, md5('r' || n)::uuid, '\\x00', '\\x00', true, now() + (n - 100) * interval '1 s'
+from generate_series(1, %(runs)s) n;
 insert into run_key (namespace, kind, workflow_id, user_id, key, run_id, definition_hash, fingerprint, created)
 select 'default', 3, workflow_id, '', request_key, run_id, definition_hash, '\\x00', true from run;
 """
 
 
+def build(dsn: str) -> None:
+    """Fill a database whose tables are analyzed while they are empty, and not again."""
+    values = {"%(runs)s": str(RUNS), "%(parked)s": f"'{PARKED_UNTIL}'", "%(idle)s": f"'{IDLE_UNTIL}'", "%%": "%"}
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        tables = connection.execute(
+            "select oid::regclass::text from pg_class where relkind = 'r' and relnamespace = 'public'::regnamespace"
+        )
+        for (table,) in tables.fetchall():
+            connection.execute(f"alter table {table} set (autovacuum_enabled = off)")
+        connection.execute("analyze")
+        for part in BUILD.split(";\n"):
+            for name, value in values.items():
+                part = part.replace(name, value)  # noqa: PLW2901  # it is filled in
+            connection.execute(part)
+
+
 @contextmanager
-def built(cluster: Any, template: str, suffix: str, *, autovacuum: bool = True) -> Iterator[psycopg.Connection[Any]]:
-    """The database. Without ``autovacuum`` it was analyzed while it was empty, and not again."""
-    name = f"{cluster.prefix}{suffix}_{os.getpid()}"  # each worker of the tests has its own
-    dsn = cluster.create(name, template)
-    try:
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            if not autovacuum:
-                for table in ("run", "run_attribute", "run_key", "event", "definition"):
-                    connection.execute(f"alter table {table} set (autovacuum_enabled = off)")
-                connection.execute("analyze")
-            for part in BUILD.replace("%%", "%").split(";\n"):
-                if part.strip():
-                    connection.execute(part.replace("%(runs)s", str(RUNS)))
-            arrays.register(connection)  # type: ignore[arg-type]  # adapters are the same for both kinds
-            yield connection
-    finally:
-        cluster.drop(name)
+def opened(dsn: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection that knows the columns of batches."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        arrays.register(connection)  # type: ignore[arg-type]  # adapters are the same for both kinds
+        yield connection
 
 
 def run_ids(n: int) -> list[str]:
@@ -105,13 +134,15 @@ def session_id(n: int) -> str:
 
 
 NOW = datetime.now(UTC)
-SOME = run_ids(20)
+N = 400
+"""Operations in one transaction, as servers have it by default."""
+SOME = run_ids(N)
 KEYS = {
-    "namespaces": Texts(["default"] * 20),
-    "kinds": Ints([1] * 20),
-    "workflow_ids": Texts(f"wf{1 + n % 500}" for n in range(20)),
-    "user_ids": Texts([""] * 20),
-    "keys": Texts(f"k{n}" for n in range(20)),
+    "namespaces": Texts(["default"] * N),
+    "kinds": Ints([1] * N),
+    "workflow_ids": Texts(f"wf{1 + n % 500}" for n in range(N)),
+    "user_ids": Texts([""] * N),
+    "keys": Texts(f"k{n}" for n in range(N)),
 }
 OF_A_RUN = {
     f"{table}_pkey"
@@ -121,55 +152,3 @@ OF_A_RUN = {
     )
 }
 SMALL = {"cluster", "server"}
-
-
-def walk(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A plan's nodes."""
-    yield plan
-    for child in plan.get("Plans", []):
-        yield from walk(child)
-
-
-@dataclass(frozen=True, slots=True)
-class Hot:
-    """A statement, its parameters, the indexes that it may use and how many rows it may touch."""
-
-    file: str
-    statement: str
-    params: dict[str, Any]
-    indexes: set[str]
-    most: int
-    lone: bool = False
-    """It runs without the settings of a batch."""
-    in_order: bool = False
-    """With those of lists."""
-
-
-def faults(connection: psycopg.Connection[Any], hot: Hot) -> list[str]:
-    """What is wrong with the plan of one statement."""
-    limits = {"lock_timeout": "1000", "statement_timeout": "5000", "idle_timeout": "5000"}
-    with connection.transaction(force_rollback=True):
-        if not hot.lone:
-            connection.execute(query("batch", "prelude"), limits)
-        if hot.in_order:
-            connection.execute(query("run", "in_order"))
-        explained = b"explain (analyze, format json, timing off, costs off) " + query(hot.file, hot.statement)
-        row = connection.execute(explained, hot.params).fetchone()
-    assert row is not None
-    plan = row[0] if isinstance(row[0], list) else json.loads(row[0])
-    nodes = list(walk(plan[0]["Plan"]))
-    used = {node["Index Name"] for node in nodes if "Index Name" in node}
-    scanned = {node["Relation Name"] for node in nodes if node["Node Type"] == "Seq Scan"} - SMALL
-    if hot.statement == "probe":
-        scanned.discard("message")  # the first row that it meets will do
-    touched = sum(
-        (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
-        for node in nodes
-        if "Relation Name" in node
-    )
-    found = [f"uses {index}" for index in used - hot.indexes] + [f"scans {table}" for table in scanned]
-    if not used:
-        found.append("uses no index")
-    if touched > hot.most:
-        found.append(f"touches {touched:.0f} rows")
-    return found

@@ -28,14 +28,16 @@ class PortInUse(OSError):
 
 
 class GrpcServer:
-    """Serves an engine on a port."""
+    """Serves an engine on a port. ``shared_port``: other processes of the same command listen on it as well."""
 
-    def __init__(self, config: Config, engine: Engine) -> None:
+    def __init__(self, config: Config, engine: Engine, *, shared_port: bool = False) -> None:
         self._config = config
         self.streams = WorkerStreams(config, engine)
         self._queries = RunQueries(config, engine, self.streams)
         self._health = health.aio.HealthServicer()
-        self._server = grpc.aio.server(maximum_concurrent_rpcs=config.max_concurrent_calls, options=_options(config))
+        self._server = grpc.aio.server(
+            maximum_concurrent_rpcs=config.max_concurrent_calls, options=_options(config, shared_port=shared_port)
+        )
         self._server.add_generic_rpc_handlers(
             (
                 handlers(_RUNS, RunService(config, engine, self._queries)),
@@ -76,10 +78,11 @@ class GrpcServer:
         await self._server.stop(0)
 
 
-def _options(config: Config) -> list[tuple[str, int]]:
+def _options(config: Config, *, shared_port: bool) -> list[tuple[str, int]]:
     """Channel options by their exact names: an unknown one is ignored without a word."""
     return [
-        ("grpc.so_reuseport", 0),
+        # Else whoever comes second on a port that is taken would share it without a word. See reserved.py.
+        ("grpc.so_reuseport", int(shared_port)),
         # Frames over the limit get a typed error of ours up to twice the limit, gRPC's own beyond it.
         ("grpc.max_receive_message_length", 2 * config.max_frame_bytes + 4096),
         ("grpc.max_send_message_length", -1),

@@ -59,16 +59,16 @@ def _dev(
     database = EmbeddedPostgres(data_dir or default_folder(), log.info, lambda: _refuse_taken_ports(config))
     config = config_of({**settings, "dsn": database.dsn, "listen_dsn": database.dsn})
     quiet_grpc()
-    from fencepost_server import app
+    from fencepost_server.logs import set_up_logging
 
-    app.set_up_logging(config)
+    set_up_logging(config)
     with _ended_by_signals(), database:
         if database.account is not None:
             log.info("PostgreSQL does not run as root: it runs as the user %s", database.account.name)
         run_loop(_serve(database, config))
 
 
-dev = with_settings(_dev, dsn=None, listen_dsn=None)
+dev = with_settings(_dev, dsn=None, listen_dsn=None, processes=None)
 
 
 def _refuse_taken_ports(config: Config) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 FAILURE = 1
 USAGE = 2
@@ -38,6 +38,10 @@ def explain(error: BaseException) -> CommandFailed | None:
         return CommandFailed(f"{getattr(error, 'reason', '')}: {error}")
     if _is(error, "fencepost_server.embedded", "EmbeddedFailed"):
         return CommandFailed(str(error))
+    if _is(error, "fencepost_server.supervisor", "ProcessFailed"):
+        return CommandFailed(str(error), getattr(error, "code", FAILURE))
+    if _is(error, "fencepost_server.supervisor", "CannotStart"):
+        return _all_of(getattr(error, "causes", ()))
     if _is(error, "psycopg", "Error"):
         from fencepost_server.store.explain import explain as explain_driver_error
 
@@ -47,6 +51,17 @@ def explain(error: BaseException) -> CommandFailed | None:
     if isinstance(error, OSError):
         return CommandFailed(str(error))
     return None
+
+
+def _all_of(causes: Sequence[BaseException]) -> CommandFailed | None:
+    """All faults in one; None if one of them was not expected."""
+    faults = [explain(cause) for cause in causes]
+    expected = [fault for fault in faults if fault is not None]
+    if len(expected) < len(faults):
+        return None
+    if len(expected) == 1:
+        return expected[0]
+    return CommandFailed("can't start:\n" + "\n".join(f"  {fault}" for fault in expected))
 
 
 def _is(error: BaseException, module: str, name: str) -> bool:

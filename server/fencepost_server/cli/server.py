@@ -21,28 +21,38 @@ def _serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT; a second signal ends at once.
 
+    With --processes N, N processes serve on the one gRPC port, and one more starts, watches and ends them.
+
     Each setting is also the environment variable FENCEPOST_<NAME>; a flag goes before it.
     """
     config = config_of(settings)
     if not config.dsn:
         raise WrongUsage(NO_DSN)
     quiet_grpc()
-    from fencepost_server import app
+    from fencepost_server.logs import set_up_logging
 
-    app.set_up_logging(config)
-    run_loop(_migrate_and_serve(config, migrate=migrate))
+    set_up_logging(config)
+    code = run_loop(_migrate_and_serve(config, migrate=migrate))
+    if code:
+        raise typer.Exit(code)
 
 
-async def _migrate_and_serve(config: Config, *, migrate: bool) -> None:
+async def _migrate_and_serve(config: Config, *, migrate: bool) -> int:
     import logging
 
-    from fencepost_server import app
     from fencepost_server.store.migrate import migrate as bring_up_to_date
 
     if migrate:
         for name in await bring_up_to_date(config.dsn):
             logging.getLogger("fencepost").info("applied %s", name)
-    await app.serve(config)
+    if config.processes == 1:
+        from fencepost_server import app
+
+        await app.serve(config)
+        return 0
+    from fencepost_server.supervisor import supervise
+
+    return await supervise(config, [sys.executable, "-m", "fencepost_server.cli.child"])
 
 
 serve = with_settings(_serve)

@@ -165,7 +165,8 @@ async def list_definitions(
     database: Database, namespace: str, workflow_id: str, after: tuple[str, datetime, bytes], limit: int
 ) -> list[DefinitionRow]:
     """A page by workflow id, the newest definition of each first."""
-    rows = await database.rows(
+    rows = await in_order(
+        database,
         query("definition", "list"),
         {
             "namespace": namespace,

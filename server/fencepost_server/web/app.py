@@ -1,5 +1,5 @@
 """The HTTP side of a server: /healthz (the process lives), /readyz (it has a database and is not draining),
-/metrics.
+/metrics. What is told there comes from an engine, or from several processes (gathered.py).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from typing import Protocol
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -34,23 +35,48 @@ class _Server(uvicorn.Server):
         yield
 
 
+class Told(Protocol):
+    """What is told over HTTP."""
+
+    async def ready(self) -> bool:
+        """Whether there is a database, and new work is taken."""
+
+    async def metrics(self) -> bytes:
+        """All metrics in Prometheus's text format."""
+
+
+class ToldByEngine:
+    """What one engine tells."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(EngineCollector(engine))
+
+    async def ready(self) -> bool:
+        """See Told."""
+        return self._engine.healthy and not self._engine.draining
+
+    async def metrics(self) -> bytes:
+        """See Told."""
+        return generate_latest(self._registry)
+
+
 class HttpServer:
     """Serves on a port of its own."""
 
-    def __init__(self, config: Config, engine: Engine) -> None:
+    def __init__(self, config: Config, told: Told) -> None:
         self._config = config
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(EngineCollector(engine))
 
         async def healthz(_request: Request) -> Response:
             return PlainTextResponse("ok\n")
 
         async def readyz(_request: Request) -> Response:
-            ready = engine.healthy and not engine.draining
+            ready = await told.ready()
             return PlainTextResponse("ready\n" if ready else "not ready\n", 200 if ready else 503)
 
         async def metrics(_request: Request) -> Response:
-            return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+            return Response(await told.metrics(), media_type=CONTENT_TYPE_LATEST)
 
         app = Starlette(routes=[Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics)])
         self._server = _Server(

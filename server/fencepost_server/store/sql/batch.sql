@@ -101,16 +101,22 @@ cross join lateral (
 
 -- name: update_keys
 -- locks: run_key rows that this transaction inserted. A request id whose request was bound to an older run remembers that; a key
--- whose first request was refused goes to the next one, with the fingerprint of that. index: run_key_pkey
+-- whose first request was refused goes to the next one, with the fingerprint of that. By tuple id: a join by five columns is taken for
+-- one of a row, and planned as a loop in a loop. index: run_key_pkey
 update run_key r set run_id = u.run_id, definition_hash = u.hash, fingerprint = u.fingerprint, created = u.created,
                      input_differs = u.input_differs
-from unnest(%(namespaces)s, %(kinds)s, %(workflow_ids)s, %(user_ids)s, %(keys)s, %(run_ids)s, %(hashes)s,
-            %(fingerprints)s, %(created)s, %(input_differs)s)
-     u(namespace, kind, workflow_id, user_id, key, run_id, hash, fingerprint, created, input_differs)
-where r.namespace = any(%(namespaces)s) and r.kind = any(%(kinds)s) and r.workflow_id = any(%(workflow_ids)s)
-  and r.user_id = any(%(user_ids)s) and r.key = any(%(keys)s)
-  and r.namespace = u.namespace and r.kind = u.kind and r.workflow_id = u.workflow_id and r.user_id = u.user_id
-  and r.key = u.key;
+from (
+    select u.*, p.place
+    from unnest(%(namespaces)s, %(kinds)s, %(workflow_ids)s, %(user_ids)s, %(keys)s, %(run_ids)s, %(hashes)s,
+                %(fingerprints)s, %(created)s, %(input_differs)s)
+         u(namespace, kind, workflow_id, user_id, key, run_id, hash, fingerprint, created, input_differs)
+    cross join lateral (
+        select ctid as place from run_key p
+        where p.namespace = u.namespace and p.kind = u.kind and p.workflow_id = u.workflow_id and p.user_id = u.user_id
+          and p.key = u.key offset 0
+    ) p
+) u
+where r.ctid = u.place;
 
 -- name: delete_keys
 -- locks: run_key rows that this transaction inserted (a refused request leaves no key behind), or that a run which ends now

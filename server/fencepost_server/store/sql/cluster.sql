@@ -55,10 +55,12 @@ select 7, null, null, null, null,
 
 -- name: forget
 -- Bounded housekeeping: gone servers, ended sessions, request ids past their time. Open sessions are read, all of them:
--- there are as many as worker streams. index: run_key_expiry, session_ended, query_expiry
+-- there are as many as worker streams. Times are compared with a subquery's, which an index takes as a bound: the function itself
+-- would be called for each row of the index. index: run_key_expiry, session_ended, query_expiry
 with keys as (
     delete from run_key where ctid = any(array(
-        select ctid from run_key where expires_at < clock_timestamp() limit 1000 for update skip locked))
+        select ctid from run_key where expires_at < (select clock_timestamp())
+        order by expires_at limit 1000 for update skip locked))
 ), orphans as (
     -- Their server was killed and could not say that they ended. It is gone for an hour when its row is (below).
     update session set ended_at = clock_timestamp() where ctid = any(array(
@@ -68,10 +70,12 @@ with keys as (
         limit 1000 for update of s skip locked))
 ), sessions as (
     delete from session where ctid = any(array(
-        select ctid from session where ended_at < clock_timestamp() - interval '1 hour' limit 1000 for update skip locked))
+        select ctid from session where ended_at < (select clock_timestamp() - interval '1 hour')
+        order by ended_at limit 1000 for update skip locked))
 ), queries as (
     delete from query where ctid = any(array(
-        select ctid from query where expires_at < clock_timestamp() limit 1000 for update skip locked))
+        select ctid from query where expires_at < (select clock_timestamp())
+        order by expires_at limit 1000 for update skip locked))
 )
 delete from server where seen_at < clock_timestamp() - interval '1 hour';
 
@@ -88,16 +92,17 @@ on conflict (session_id) do nothing
 returning session_id;
 
 -- name: own_sessions
--- Which of these former sessions belong to the same process.
+-- Which of these former sessions belong to the same process. index: session_pkey
 select session_id from session
 where session_id = any(%(sessions)s) and namespace = %(namespace)s and process_nonce = %(nonce)s;
 
 -- name: leave_sessions
--- A process has come back: its former sessions have ended, whatever their servers believe. locks: their rows.
+-- A process has come back: its former sessions have ended, whatever their servers believe. locks: their rows. index: session_pkey
 update session set ended_at = clock_timestamp()
 where session_id = any(%(sessions)s) and namespace = %(namespace)s and process_nonce = %(nonce)s and ended_at is null;
 
 -- name: close_session
+-- locks: their rows. index: session_pkey
 update session set ended_at = clock_timestamp() where session_id = any(%(sessions)s) and ended_at is null;
 
 -- name: raise_epoch

@@ -54,19 +54,28 @@ where d.namespace = %(namespace)s and d.workflow_id = %(workflow_id)s and d.hash
 select 1 from deployment where namespace = %(namespace)s and workflow_id = %(workflow_id)s;
 
 -- name: list
--- Keyset by (workflow_id, created_at descending, hash). index: definition_pkey
+-- Keyset by (workflow_id, created_at descending, hash). index: definition_pkey or definition_compatibility_id, then deployment_pkey
 select d.workflow_id, d.hash, d.compatibility_id, d.hash = a.active_hash, '', d.created_at, d.removed_at
-from definition d join deployment a using (namespace, workflow_id)
-where d.namespace = %(namespace)s and (%(workflow_id)s = '' or d.workflow_id = %(workflow_id)s)
-  and (d.workflow_id > %(after_workflow)s
-       or (d.workflow_id = %(after_workflow)s and (d.created_at, d.hash) < (%(before_at)s, %(before_hash)s)))
-order by d.workflow_id, d.created_at desc, d.hash desc limit %(limit)s;
+from (
+    select * from definition
+    where namespace = %(namespace)s and (%(workflow_id)s = '' or workflow_id = %(workflow_id)s)
+      and workflow_id >= %(after_workflow)s
+      and (workflow_id > %(after_workflow)s or (created_at, hash) < (%(before_at)s, %(before_hash)s))
+    order by workflow_id, created_at desc, hash desc limit %(limit)s
+) d
+cross join lateral (
+    select active_hash from deployment a where a.namespace = d.namespace and a.workflow_id = d.workflow_id offset 0
+) a
+order by d.workflow_id, d.created_at desc, d.hash desc;
 
 -- name: read_for_starts
 -- The definitions that starts ask for: by hash, in the namespace. index: definition_pkey
 select d.namespace, d.workflow_id, d.hash, d.manifest
 from unnest(%(namespaces)s, %(workflow_ids)s, %(hashes)s) k(namespace, workflow_id, hash)
-join definition d using (namespace, workflow_id, hash);
+cross join lateral (
+    select * from definition d
+    where d.namespace = k.namespace and d.workflow_id = k.workflow_id and d.hash = k.hash offset 0
+) d;
 
 -- name: active_parents
 -- The active manifests of workflows, of those alone that have the text %(mark)s: all others have no child nodes. A removed one

@@ -222,15 +222,23 @@ select k.ord, s.size from unnest(%(a)s) with ordinality k(a, ord)
 cross join lateral (select coalesce(sum(size), 0)::bigint as size from signal s where s.run_id = k.a) s;
 
 -- name: wake_decider
--- The run of an idle DECIDE task has an event for it. Its run is locked, and no claim takes an idle one. index: task_pkey
-update task t set visible_at = k.b from unnest(%(a)s, %(b)s) k(a, b)
-where t.run_id = any(%(a)s) and t.run_id = k.a and t.task_id = 1;
+-- The run of an idle DECIDE task has an event for it. By tuple id: its run is locked and no claim takes an idle one, so it stays where
+-- it is; and a join by the run may be planned as a loop in a loop. index: task_pkey
+update task t set visible_at = k.b
+from (
+    select k.*, p.place from unnest(%(a)s, %(b)s) k(a, b)
+    cross join lateral (select ctid as place from task p where p.run_id = k.a and p.task_id = 1 offset 0) p
+) k
+where t.ctid = k.place;
 
 -- name: lease_decider
 -- As wake_decider, leased at once to the session that decided last. index: task_pkey
 update task t set visible_at = k.d - interval '60 s', lease_session = k.b, token = k.c, lease_expires_at = k.d, attempt = 1
-from unnest(%(a)s, %(b)s, %(c)s, %(d)s) k(a, b, c, d)
-where t.run_id = any(%(a)s) and t.run_id = k.a and t.task_id = 1;
+from (
+    select k.*, p.place from unnest(%(a)s, %(b)s, %(c)s, %(d)s) k(a, b, c, d)
+    cross join lateral (select ctid as place from task p where p.run_id = k.a and p.task_id = 1 offset 0) p
+) k
+where t.ctid = k.place;
 
 -- name: reset_decider
 -- An Advance was accepted: attempts count anew. index: task_pkey
@@ -278,10 +286,17 @@ update undo u set run_id = k.b, of_seq = u.of_seq - k.c, origin = coalesce(u.ori
 from unnest(%(a)s, %(b)s, %(c)s) k(a, b, c) where u.run_id = any(%(a)s) and u.run_id = k.a;
 
 -- name: move_key
--- A run continues as new, and holds its dedupe key as that. index: run_key_pkey
-update run_key r set run_id = k.e, definition_hash = k.f from unnest(%(a)s, %(b)s, %(c)s, %(d)s, %(e)s, %(f)s) k(a, b, c, d, e, f)
-where r.namespace = any(%(a)s) and r.kind = 3 and r.workflow_id = any(%(b)s) and r.user_id = '' and r.key = any(%(c)s)
-  and r.namespace = k.a and r.workflow_id = k.b and r.key = k.c and r.run_id = k.d;
+-- A run continues as new, and holds its dedupe key as that. By tuple id, as in update_keys: the key is changed under the lock of the
+-- run that holds it only. index: run_key_pkey
+update run_key r set run_id = k.e, definition_hash = k.f
+from (
+    select k.*, p.place from unnest(%(a)s, %(b)s, %(c)s, %(d)s, %(e)s, %(f)s) k(a, b, c, d, e, f)
+    cross join lateral (
+        select ctid as place from run_key p
+        where p.namespace = k.a and p.kind = 3 and p.workflow_id = k.b and p.user_id = '' and p.key = k.c and p.run_id = k.d offset 0
+    ) p
+) k
+where r.ctid = k.place;
 
 -- name: take_stopped
 -- What a retry goes on from, taken out; its timers run again. index: stopped_task_pkey, timer_pkey
@@ -334,11 +349,12 @@ cross join lateral (
 ) d;
 
 -- name: child_on_its_way
--- Is the start of a child, or what its parent is told of it, still to be delivered? index: message_once
+-- Is the start of a child, or what its parent is told of it, still to be delivered? Asked for each: "exists" may be planned as a look
+-- at all messages. index: message_once
 select k.ord, true
 from unnest(%(a)s, %(b)s) with ordinality k(a, b, ord)
-where exists (select from message m where m.target_run = k.a and m.kind = 1)
-   or exists (select from message m where m.target_run = k.b and m.kind = 4 and m.source_run = k.a);
+where (select true from message m where m.target_run = k.a and m.kind = 1 limit 1)
+   or (select true from message m where m.target_run = k.b and m.kind = 4 and m.source_run = k.a limit 1);
 
 -- name: key_holder
 -- The run that holds a dedupe key, locked until the commit. index: run_key_pkey

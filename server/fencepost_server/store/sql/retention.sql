@@ -169,7 +169,8 @@ with page as materialized (
             where y.ctid = p.place and y.run_id = p.run_id and y.expires_at is null for update skip locked
         ) y
         where p.expires_at is null
-          and not exists (select from run r where r.run_id = p.run_id and r.namespace <> '')))
+          -- Asked for each key: a join may be planned as a look at all runs.
+          and (select r.run_id from run r where r.run_id = p.run_id and r.namespace <> '') is null))
 )
 select namespace, kind, workflow_id, user_id, key, count(*) over ()::int from page
 order by namespace desc, kind desc, workflow_id desc, user_id desc, key desc limit 1;
@@ -177,5 +178,6 @@ order by namespace desc, kind desc, workflow_id desc, user_id desc, key desc lim
 -- name: forget_keys
 -- Keys past their time. locks: run_key rows, skipping. index: run_key_expiry
 delete from run_key where ctid = any(array(
-    select ctid from run_key where expires_at < clock_timestamp() limit %(limit)s for update skip locked))
+    select ctid from run_key where expires_at < (select clock_timestamp())
+    order by expires_at limit %(limit)s for update skip locked))
 returning 1;

@@ -50,14 +50,18 @@ where due_at is not null order by due_at limit 1;
 -- A fire time has its run, or has none for a reason; unless another server has written that down. The loop looks again at
 -- once for what comes next. locks: the rows, by uuid. index: schedule_uuid
 with settled as (
-    select uuid from schedule where uuid = any(%(uuids)s) order by uuid for no key update
+    select x.*
+    from (
+        select * from unnest(%(uuids)s, %(fire_ats)s, %(run_ids)s, %(errors)s) x(uuid, fire_at, run_id, error) order by uuid
+    ) x
+    cross join lateral (select from schedule s where s.uuid = x.uuid for no key update) s
 )
 update schedule s
 set starting_at = null, due_at = clock_timestamp(), last_run_id = coalesce(x.run_id, s.last_run_id),
     started_runs = s.started_runs + (x.run_id is not null)::int, failed_starts = s.failed_starts + (x.run_id is null)::int,
     last_error = x.error
-from unnest(%(uuids)s, %(fire_ats)s, %(run_ids)s, %(errors)s) x(uuid, fire_at, run_id, error), settled l
-where l.uuid = x.uuid and s.uuid = any(%(uuids)s) and s.uuid = x.uuid and s.starting_at = x.fire_at
+from settled x
+where s.uuid = any(%(uuids)s) and s.uuid = x.uuid and s.starting_at = x.fire_at
 returning s.uuid;
 
 -- name: hurry

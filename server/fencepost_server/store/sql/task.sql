@@ -141,11 +141,12 @@ where lease_session is not null and lease_expires_at <= (select clock_timestamp(
 order by lease_expires_at, run_id, task_id limit %(limit)s;
 
 -- name: open_steps
--- index: task_pkey
+-- index: task_pkey, session_pkey
 select t.task_id, t.node_index, t.handler, t.queue, t.attempt, t.operational_failures, t.corrective_failures, t.visible_at,
        t.lease_expires_at, t.last_failure, s.worker_name, t.visible_at > clock_timestamp() as later,
        t.lease_session is not null as leased, t.extra, t.checkpoint_number, t.progress
-from task t left join session s on s.session_id = t.lease_session
+from task t
+left join lateral (select worker_name from session s where s.session_id = t.lease_session offset 0) s on true
 where t.run_id = %(run_id)s order by t.task_id limit 1000;
 
 -- name: blocked_deciders

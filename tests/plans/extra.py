@@ -1,4 +1,4 @@
-"""The plans of what decisions read and write beyond runs, tasks and events (extra.sql), on 50,000 rows of each."""
+"""What decisions read and write beyond runs, tasks and events (extra.sql): what is asked for, what may be touched."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import uuid
 from datetime import timedelta
 from typing import Any
 
-import psycopg
-
 from fencepost_server.domain.model import PARKED_UNTIL
 from fencepost_server.store import extras
 from fencepost_server.store.arrays import Blobs, Ints, Uuids, columns
-from fencepost_server.store.queries import statements
-from tests.plans.rows import KEYS, NOW, OF_A_RUN, SOME, Hot, faults
+from tests.plans.planned import Planned
+from tests.plans.rows import KEYS, NOW, OF_A_RUN, SOME, N
 
 NULL = ("null", None, None)
 EACH: dict[str, tuple[tuple[Any, ...], set[str]]] = {
@@ -78,7 +76,7 @@ AS_A_WHOLE: dict[str, tuple[dict[str, Any], set[str], int]] = {
         100,
     ),
     "move_undo": (
-        {"a": Uuids(SOME), "b": Uuids(str(uuid.uuid4()) for _ in SOME), "c": Ints([10] * len(SOME))},
+        {"a": Uuids(SOME), "b": Uuids(str(uuid.uuid4()) for _ in SOME), "c": Ints([10] * N)},
         {"undo_pkey"},
         200,
     ),
@@ -89,18 +87,18 @@ AS_A_WHOLE: dict[str, tuple[dict[str, Any], set[str], int]] = {
             "c": KEYS["keys"],
             "d": Uuids(SOME),
             "e": Uuids(SOME),
-            "f": Blobs([b"\0"] * 20),
+            "f": Blobs([b"\0"] * N),
         },
         {"run_key_pkey"},
         200,
     ),
     "removed": (
-        {"a": KEYS["namespaces"], "b": KEYS["workflow_ids"], "c": Blobs([b"\0"] * 20)},
+        {"a": KEYS["namespaces"], "b": KEYS["workflow_ids"], "c": Blobs([b"\0"] * N)},
         {"deployment_pkey"},
         100,
     ),
-    "lock_messages": ({"ids": Ints(range(1, 21))}, {"message_pkey"}, 100),
-    "delete_message": ({"a": Ints(range(1, 21))}, {"message_pkey"}, 100),
+    "lock_messages": ({"ids": Ints(range(1, N + 1))}, {"message_pkey"}, 100),
+    "delete_message": ({"a": Ints(range(1, N + 1))}, {"message_pkey"}, 100),
     "due_timers": (
         {"after_at": NOW - timedelta(days=1000), "after_run": SOME[0], "after_seq": 0, "after_kind": 0, "limit": 500},
         {"timer_due"},
@@ -118,26 +116,10 @@ def of_each(statement: str) -> dict[str, Any]:
     return given | ({"until": PARKED_UNTIL, "now": NOW} if statement in extras._READS else {})
 
 
-HOT = {
+EXTRA = {
     **{
-        name: Hot("extra", name, of_each(name), indexes, 600 if name == "clear_ended" else 200)
+        f"extra: {name}": Planned("extra", name, of_each(name), indexes, 600 if name == "clear_ended" else 200)
         for name, (_, indexes) in EACH.items()
     },
-    **{name: Hot("extra", name, *rest) for name, rest in AS_A_WHOLE.items()},
+    **{f"extra: {name}": Planned("extra", name, *rest) for name, rest in AS_A_WHOLE.items()},
 }
-
-
-def test_every_statement_uses_its_index_and_touches_few_rows(connection: psycopg.Connection[Any]) -> None:
-    """I12: the cost of none of them grows with what lies around."""
-    assert {name: found for name, hot in HOT.items() if (found := faults(connection, hot))} == {}
-
-
-def test_no_statement_rests_on_statistics(grown: psycopg.Connection[Any]) -> None:
-    """A table that was analyzed while it was empty is taken for empty when a million rows have come."""
-    assert {name: found for name, hot in HOT.items() if (found := faults(grown, hot))} == {}
-
-
-def test_every_statement_is_looked_at() -> None:
-    """What only inserts has no plan that could go wrong; neither has ``take_key``, which inserts too."""
-    others = statements("extra").keys() - HOT.keys()
-    assert {name for name in others if not name.startswith("insert_")} == {"take_key"}

@@ -1,0 +1,210 @@
+"""`fencepost serve --processes 2`: two real server processes on one port, their parent, and signals to all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import pytest
+
+from fencepost.v1 import worker_service_pb2 as pb
+from tests.cli.program import run
+from tests.engine.rows import fetch
+from tests.engine.tasks import end
+from tests.faults.scene import samples
+from tests.fixtures.api import Api
+from tests.fixtures.manifests import manifest
+from tests.fixtures.processes import Process
+from tests.fixtures.raw_worker import OK, RawWorker, StreamEnded
+from tests.fixtures.servers import ServerProcess, StartServerProcess
+from tests.fixtures.waiting import eventually
+
+ConnectWorker = Callable[..., Awaitable[RawWorker]]
+MANY = 40
+"""Connections of which not all go to one of two processes, but once in 2^39 times."""
+SETTINGS: dict[str, Any] = {"processes": 2, "shutdown_grace": 20, "disconnect_grace": 20}
+
+
+def children(server: Process) -> list[psutil.Process]:
+    """The server processes that a parent has."""
+    return psutil.Process(server.pid).children()
+
+
+def pids(server: Process) -> dict[int, list[int]]:
+    """By number of the process the pids that it has served with, the newest last."""
+    found: dict[int, list[int]] = {}
+    for number, pid in re.findall(r"process (\d+) \(pid (\d+)\) serves", server.logs):
+        found.setdefault(int(number), []).append(int(pid))
+    return found
+
+
+async def of_each(server: ServerProcess, metric: str) -> dict[str, float]:
+    """A metric by process."""
+    return {s.labels["process"]: s.value for s in await samples(server.http_address) if s.name == metric}
+
+
+async def workers_on_both(server: ServerProcess, connect_worker: ConnectWorker, dsn: str) -> list[RawWorker]:
+    """Two workers with a task's room each, on streams to different processes."""
+    seen: dict[str, RawWorker] = {}
+    for _ in range(MANY):
+        worker = await connect_worker(server.grpc_address, capacity=0)
+        rows = await fetch(dsn, "select server_id from session where session_id = %s", [worker.sessions[0]])
+        if seen.setdefault(rows[0][0], worker) is not worker:
+            await worker.close()
+        if len(seen) == 2:
+            break
+    assert len(seen) == 2, "all streams go to one process"
+    for worker in seen.values():
+        await worker.capacity(1)
+    return list(seen.values())
+
+
+async def come_back(worker: RawWorker) -> None:
+    """Come back as the same process as soon as a server takes the stream."""
+
+    async def back() -> bool:
+        try:
+            await worker.reconnect()
+        except StreamEnded:
+            return False
+        return True
+
+    await eventually(back, interval=0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two processes that serve, and on each a worker with a task on lease."""
+
+    server: ServerProcess
+    workers: list[RawWorker]
+    tasks: list[pb.Task]
+
+
+@pytest.fixture
+async def pair(
+    server_process: StartServerProcess, connect_worker: ConnectWorker, connect_api: Callable[[str], Api], dsn: str
+) -> Pair:
+    server = server_process(dsn, **SETTINGS)
+    workers = await workers_on_both(server, connect_worker, dsn)
+    api = connect_api(server.grpc_address)
+    await api.register(manifest(1))
+    for _ in workers:
+        await api.start()
+    return Pair(server, workers, [await worker.task() for worker in workers])
+
+
+async def test_both_processes_and_nobody_else_get_streams_and_one_that_is_killed_is_replaced(
+    pair: Pair, connect_worker: ConnectWorker, dsn: str
+) -> None:
+    """I13: the worker of the killed one goes on at another with what it holds."""
+    server, workers, tasks = pair.server, pair.workers, pair.tasks
+    assert await of_each(server, "fencepost_process_up") == {"1": 1, "2": 1}
+    assert await of_each(server, "fencepost_sessions") == {"1": 1, "2": 1}
+    (first,) = pids(server)[1]
+    psutil.Process(first).kill()
+    ends = {asyncio.create_task(worker.ended()): worker for worker in workers}
+    done, kept = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    await end(kept)
+    (cut_off,) = (ends[ended] for ended in done)
+    await come_back(cut_off)
+    for worker, task in zip(workers, tasks, strict=True):
+        assert (await worker.complete(task)).outcome == OK
+    await eventually(lambda: len(pids(server)[1]) == 2)
+    assert "process 1 has ended with SIGKILL: starting it again" in server.logs
+    assert await of_each(server, "fencepost_process_up") == {"1": 1, "2": 1}
+    assert await of_each(server, "fencepost_process_restarts_total") == {"1": 1, "2": 0}
+    await workers_on_both(server, connect_worker, dsn)
+    await asyncio.to_thread(other_commands_are_refused, server, dsn)
+    assert await asyncio.to_thread(server.terminate) == 0
+
+
+async def test_sigterm_lets_the_workers_of_all_processes_finish(pair: Pair) -> None:
+    server, workers, tasks = pair.server, pair.workers, pair.tasks
+    ours = children(server)
+    server.signal(signal.SIGTERM)
+    for worker, task in zip(workers, tasks, strict=True):
+        await worker.next(pb.Drain)
+        assert (await worker.complete(task)).outcome == OK
+        await worker.close()
+    assert await asyncio.to_thread(server.wait) == 0
+    assert [child.is_running() for child in ours] == [False, False]
+    told = server.events()
+    by_process = {entry["process"] for entry in told if entry.get("message") == "stopped" and "process" in entry}
+    assert by_process == {1, 2}, "logs tell the process"
+
+
+async def test_a_second_signal_ends_all_at_once(pair: Pair) -> None:
+    server, workers = pair.server, pair.workers
+    ours = children(server)
+    server.signal(signal.SIGINT)
+    for worker in workers:
+        await worker.next(pb.Drain)
+    server.signal(signal.SIGINT)
+    assert await asyncio.to_thread(server.wait, 10) == 1
+    assert [child.is_running() for child in ours] == [False, False]
+
+
+async def test_processes_end_in_order_when_their_parent_is_killed(server_process: StartServerProcess, dsn: str) -> None:
+    """Else they would keep the port, and nobody would start them again."""
+    server = server_process(dsn, **SETTINGS)
+    ours = children(server)
+    psutil.Process(server.pid).kill()
+    await asyncio.to_thread(server.wait)
+    await eventually(lambda: not any(child.is_running() for child in ours))
+    assert {entry["process"] for entry in server.events() if entry.get("message") == "stopped"} == {1, 2}
+
+
+@contextmanager
+def taken_ports(n: int) -> Iterator[list[str]]:
+    """Ports that another program listens on, and lets nobody share."""
+    listeners = [socket.socket() for _ in range(n)]
+    try:
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+        yield [str(listener.getsockname()[1]) for listener in listeners]
+    finally:
+        for listener in listeners:
+            listener.close()
+
+
+def test_all_that_keeps_the_processes_from_starting_is_told_at_once() -> None:
+    with taken_ports(2) as (grpc_port, http_port):
+        result = run(
+            *("serve", "--processes", "2", "--grpc-port", grpc_port, "--http-port", http_port),
+            *("--dsn", "postgresql://postgres@127.0.0.1:1/postgres"),
+        )
+    assert result.code == 1
+    lines = result.error.splitlines()
+    assert lines[:3] == [
+        "fencepost: can't start:",
+        f"  can't listen on 127.0.0.1:{grpc_port}: is the port in use?",
+        f"  can't listen on 127.0.0.1:{http_port}: is the port in use?",
+    ]
+    assert lines[3].startswith("  DATABASE_UNAVAILABLE: the database can't be reached: ")
+    assert len(lines) == 4
+
+
+def other_commands_are_refused(server: ServerProcess, dsn: str) -> None:
+    """Whether with one process or with several."""
+    for processes in ("1", "2"):
+        port = str(server.grpc_port)
+        result = run("serve", "--dsn", dsn, "--processes", processes, "--grpc-port", port, "--http-port", "0")
+        assert result.code == 1
+        assert result.error.endswith(f"fencepost: can't listen on 127.0.0.1:{port}: is the port in use?\n")
+
+
+@pytest.mark.parametrize("text", ["0", "65", "x"])
+def test_a_number_of_processes_that_cannot_be_is_wrong_usage(text: str) -> None:
+    result = run("serve", "--processes", text, "--lanes", "0")
+    assert result.code == 2
+    assert "--processes: " in result.error
+    assert "--lanes: 0" in result.error
