@@ -11,7 +11,7 @@ from tests.engine.costs import Transaction, counted
 from tests.engine.flows import OpenScene, Scene, step
 from tests.fixtures.raw_worker import OK
 
-FEW, MANY = 2, 100
+FEW, MANY = 2, 60  # not more than a lane takes whole
 SETTINGS = {"lanes": 1, "poll_interval": 60.0, "outage_gap": 120.0}
 """One lane, for one batch; and nobody looks for work unless told."""
 SIZES = pytest.mark.parametrize("n", [FEW, MANY])
