@@ -278,10 +278,17 @@ update undo u set run_id = k.b, of_seq = u.of_seq - k.c, origin = coalesce(u.ori
 from unnest(%(a)s, %(b)s, %(c)s) k(a, b, c) where u.run_id = any(%(a)s) and u.run_id = k.a;
 
 -- name: move_key
--- A run continues as new, and holds its dedupe key as that. index: run_key_pkey
-update run_key r set run_id = k.e, definition_hash = k.f from unnest(%(a)s, %(b)s, %(c)s, %(d)s, %(e)s, %(f)s) k(a, b, c, d, e, f)
-where r.namespace = any(%(a)s) and r.kind = 3 and r.workflow_id = any(%(b)s) and r.user_id = '' and r.key = any(%(c)s)
-  and r.namespace = k.a and r.workflow_id = k.b and r.key = k.c and r.run_id = k.d;
+-- A run continues as new, and holds its dedupe key as that. Each row by itself: older planners read all keys of a kind where statistics
+-- say that there are few. index: run_key_pkey
+update run_key set run_id = m.e, definition_hash = m.f
+from (
+    select r.ctid, k.e, k.f from unnest(%(a)s, %(b)s, %(c)s, %(d)s, %(e)s, %(f)s) k(a, b, c, d, e, f)
+    cross join lateral (
+        select y.ctid from run_key y where y.namespace = k.a and y.kind = 3 and y.workflow_id = k.b and y.user_id = ''
+          and y.key = k.c and y.run_id = k.d for update
+    ) r
+) m
+where run_key.ctid = m.ctid;
 
 -- name: take_stopped
 -- What a retry goes on from, taken out; its timers run again. index: stopped_task_pkey, timer_pkey
