@@ -115,7 +115,7 @@ async def migrate(dsn: str) -> list[str]:
 async def check(dsn: str) -> None:
     """Raise SchemaVersionMismatch unless the database has exactly this release's schema, and is usable.
 
-    Raises DatabaseUnavailable if it can't be reached.
+    Raises DatabaseUnavailable if it can't be reached or takes no writes, as a replica doesn't.
     """
     try:
         await _check(dsn)
@@ -134,12 +134,17 @@ async def _check(dsn: str) -> None:
                 f"the database's schema lacks {', '.join(m.name for m in missing)}: run `fencepost migrate`"
             )
         cursor = await connection.execute(
-            "select current_setting('server_version_num')::int, current_setting('server_encoding')"
+            "select current_setting('server_version_num')::int, current_setting('server_encoding'), "
+            "current_setting('transaction_read_only')"
         )
         row = await cursor.fetchone()
         assert row is not None  # a select without from has one row
-        version, encoding = row
+        version, encoding, read_only = row
         if version < 150000:
             raise SchemaVersionMismatch(f"Postgres {version // 10000} is too old: 15 or newer is needed")
         if encoding != "UTF8":
             raise SchemaVersionMismatch(f"the database's encoding is {encoding}: it must be UTF8")
+        if read_only == "on":
+            raise DatabaseUnavailable(
+                "the database takes no writes: name its primary, or all hosts and target_session_attrs=read-write"
+            )
