@@ -170,7 +170,7 @@ async def test_hosts_that_say_nothing_leave_time_for_the_next_one(dsn: str) -> N
 async def test_connections_that_the_database_has_ended_meanwhile_are_replaced_before_anybody_uses_them(
     dsn: str,
 ) -> None:
-    """Its last words arrive before the end of the connection, which they hid once: each waiting connection cost a caller
+    """Its last words arrive before the end of the connection, which they hid once: each such connection cost a caller
     an error.
     """
     database = Database(Config(dsn=dsn), "test", 3)
