@@ -27,7 +27,7 @@ dev: $(SET_UP) ## a server with a PostgreSQL of its own, for development
 	@$(BIN)/fencepost dev $(ARGS)
 
 ci: $(SET_UP) ## everything that must pass before a change lands
-	@scripts/ci lint type test
+	@scripts/ci lint type test versions
 
 gen: $(SET_UP) ## Python code from proto/
 	@$(BIN)/python scripts/gen.py $(ARGS)

@@ -13,6 +13,7 @@ for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
 pytest_plugins = [
     "tests.fixtures.hygiene",
     "tests.fixtures.databases",
+    "tests.fixtures.pooler",
     "tests.fixtures.processes",
     "tests.fixtures.servers",
     "tests.fixtures.proxy",

@@ -35,7 +35,9 @@ class Config:
     """The settings of one server process. Field metadata holds the documentation and the range of each."""
 
     # Where
-    dsn: str = _setting("", "Postgres connection string; a pooler in transaction mode is fine.", secret=True)
+    dsn: str = _setting(
+        "", "Postgres connection string, of several hosts perhaps; a pooler in transaction mode is fine.", secret=True
+    )
     listen_dsn: str = _setting(
         "", "Direct connection string for LISTEN (not through a pooler). Empty: no LISTEN, polling only.", secret=True
     )
@@ -51,7 +53,7 @@ class Config:
     log_level: str = _setting("info", "debug, info, warning or error.")
 
     # Database
-    prepared: str = _setting("auto", "auto: prepare statements (needs pgbouncer ≥ 1.21 if one is used); off: never.")
+    prepared: str = _setting("auto", "auto: prepare statements, unless a pooler in between mixes them up; off: never.")
     read_pool_size: int = _setting(4, "Connections for calls that read, and for registering.", low=1, high=100)
     loop_pool_size: int = _setting(
         4, "Connections for claims, heartbeats, sweeps and the other loops.", low=2, high=100

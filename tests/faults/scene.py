@@ -116,6 +116,18 @@ async def until_count(dsn: str, rows: LiteralString, n: int, timeout: float = TI
     await eventually(reached, timeout, interval=0.02, what=f"there are {n} {rows}")
 
 
+async def start_all(api: Api, runs: int) -> int:
+    """Start so many runs with keys, each again until the server says that it has it; returns how many were made."""
+    created = 0
+    for number in range(0, runs, 20):
+        todo = [api.start_request(request_key=str(key)) for key in range(number, min(number + 20, runs))]
+        while todo:
+            results = await api.start_many(todo)
+            created += sum(result.started.created for result in results)
+            todo = [start for start, result in zip(todo, results, strict=True) if result.HasField("error")]
+    return created
+
+
 async def task_states(dsn: str) -> list[TaskState]:
     """All open tasks, in order."""
     statement: LiteralString = """

@@ -28,6 +28,7 @@ from tests.faults.scene import (
     attempts,
     count,
     fetch,
+    start_all,
     task_states,
     until_count,
 )
@@ -43,18 +44,6 @@ from tests.fixtures.waiting import eventually, until_blocked
 
 RUNS, STEPS = 600, 3
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-async def start_all(api: Api) -> int:
-    """Start all runs, each again until the server says that it has it; returns how many were made."""
-    created = 0
-    for number in range(0, RUNS, 20):
-        todo = [api.start_request(request_key=str(key)) for key in range(number, number + 20)]
-        while todo:
-            results = await api.start_many(todo)
-            created += sum(result.started.created for result in results)
-            todo = [start for start, result in zip(todo, results, strict=True) if result.HasField("error")]
-    return created
 
 
 def assert_quiet(server: Process) -> None:
@@ -100,7 +89,7 @@ async def test_a_restart_of_the_database_under_load_loses_nothing_and_costs_no_a
     api = scene.api(server.grpc_address)
     await api.register(manifest(STEPS, retry=ONE_ATTEMPT))
     worker = worker_process(server.grpc_address, steps=STEPS, slots=20)
-    starting = asyncio.create_task(start_all(api))
+    starting = asyncio.create_task(start_all(api, RUNS))
     await until_count(dsn, COMPLETED, RUNS // 3, 30, more=True)
     await asyncio.to_thread(postgres_process.kill if how == "kill" else postgres_process.stop)
     postgres_process.start()

@@ -44,7 +44,7 @@ insert into task (run_id, task_id, namespace, queue, handler, priority, node_ind
 select md5('r' || n)::uuid, 2, 'default', 'q' || n %% 20, 'h' || n %% 7, 1 + n %% 5, 0, 1,
        now() + (n - %(runs)s / 2) * interval '1 s', 1, 0, 0, 0, 1, 60000,
        case when n %% 10 = 0 then md5('s' || n / 10 %% 1000)::uuid end,
-       case when n %% 10 = 0 then now() + n * interval '1 ms' end
+       case when n %% 10 = 0 then now() + (n - 500) * interval '1 s' end
 from generate_series(1, %(runs)s) n;
 insert into session (session_id, namespace, server_id, process_nonce, worker_name, sdk, workflows, workflow_queues)
 select md5('s' || n)::uuid, 'default', gen_random_uuid(), 'n', 'w', '',

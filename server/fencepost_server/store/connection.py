@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import lru_cache, partial
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from fencepost_server.config import Config
@@ -25,12 +26,14 @@ from fencepost_server.store.queries import query
 
 _BEGIN, _COMMIT = query("batch", "begin"), query("batch", "commit")
 _ROLLBACK, _PRELUDE = query("batch", "rollback"), query("batch", "prelude")
+_BACKEND, _PREPARED = query("cluster", "backend"), query("cluster", "prepared")
 _ASK_AGAIN = 0.25
 
 
 def _options(config: Config) -> dict[str, Any]:
     return {
         "autocommit": True,
+        "prepare_threshold": None,  # the driver prepares nothing by itself: store/pipeline.py does
         "connect_timeout": max(2, round(config.connect_timeout)),
         "application_name": "fencepost",
         "keepalives_idle": 5,
@@ -41,8 +44,39 @@ def _options(config: Config) -> dict[str, Any]:
 
 
 async def _configure(connection: Connection, config: Config) -> None:
-    connection.prepares = config.prepared == "auto"
+    """Make a new connection ready. Closes it if that fails, or takes too long."""
     arrays.register(connection)
+    if config.prepared != "auto":
+        connection.prepares = False
+        return
+    try:
+        with limited(connection, config.batch_timeout):
+            if await through_pooler(connection) and not await _keeps_statements(connection):
+                connection.prepares = False
+    except BaseException:
+        await connection.close()
+        raise
+
+
+async def through_pooler(connection: psycopg.AsyncConnection[Any]) -> bool:
+    """Whether something else than Postgres has answered: it has named a process that serves nobody."""
+    row = await (await connection.execute(_BACKEND, prepare=False)).fetchone()
+    assert row is not None  # a select without from has one row
+    return bool(row[0] != connection.info.backend_pid)
+
+
+async def _keeps_statements(connection: Connection) -> bool:
+    """Whether a pooler knows what each of its clients has prepared, which shows in names of its own for it.
+
+    One that passes our names on mixes up what they stand for: a transaction in which a statement is unknown fails, and
+    one in which it is another client's does what nobody has asked for.
+    """
+    try:
+        async with pipelined(connection) as session:
+            answer = session.send(_PREPARED)
+    except (psycopg.errors.DuplicatePreparedStatement, psycopg.errors.InvalidSqlStatementName):
+        return False
+    return not answer.rows()[0][0]
 
 
 async def _check(connection: Connection) -> None:
@@ -50,14 +84,23 @@ async def _check(connection: Connection) -> None:
     the connection gets another one instead of an error. Asks the kernel only; there is no round trip.
     """
     connection.pgconn.consume_input()
+    connection.pgconn.is_busy()  # takes in what has come: its last words, perhaps, behind which is the end
+    connection.pgconn.consume_input()
 
 
 async def connect(config: Config) -> Connection:
     """A connection of the caller's own. Raises what ``is_away`` knows when the database can't be reached."""
-    async with asyncio.timeout(config.connect_timeout + 1):
-        connection = await Connection.connect(config.dsn, **_options(config))
+    options = _options(config)
+    async with asyncio.timeout(options["connect_timeout"] * _hosts(config.dsn) + 1):
+        connection = await Connection.connect(config.dsn, **options)
     await _configure(connection, config)
     return connection
+
+
+def _hosts(dsn: str) -> int:
+    """How many servers a connection string names, each of which is given its time."""
+    info = conninfo_to_dict(dsn)
+    return max(str(info.get(name) or "").count(",") for name in ("host", "hostaddr")) + 1
 
 
 def slam(connection: Connection) -> None:
@@ -70,6 +113,16 @@ def slam(connection: Connection) -> None:
         return  # closed already
     with socket.socket(fileno=descriptor) as duplicate, suppress(OSError):
         duplicate.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def limited(connection: Connection, limit: float) -> Iterator[None]:
+    """Shut the socket down if the block takes longer than ``limit`` seconds."""
+    timer = asyncio.get_running_loop().call_later(limit, slam, connection)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def make_pool(config: Config, name: str, size: int) -> AsyncConnectionPool[Connection]:
@@ -186,13 +239,10 @@ class Database:
         """
         try:
             async with self._connection() as connection:
-                timer = asyncio.get_running_loop().call_later(self.config.batch_timeout, slam, connection)
-                try:
+                with limited(connection, self.config.batch_timeout):
                     async with pipelined(connection) as session:
                         answer = session.send(statement, params)
                     return answer.rows()
-                finally:
-                    timer.cancel()
         except (PoolTimeout, psycopg.Error, OSError, TimeoutError) as error:
             if is_away(error):
                 raise unavailable() from error

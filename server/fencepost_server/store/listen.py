@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
+import logging
 from collections.abc import AsyncIterator
 
 import psycopg
 
 from fencepost_server.config import Config
-from fencepost_server.store.connection import slam
+from fencepost_server.store.connection import limited, through_pooler
 from fencepost_server.store.errors import unavailable
 from fencepost_server.store.pipeline import Connection
+
+log = logging.getLogger("fencepost.listen")
 
 CHANNEL = "fencepost"
 
@@ -40,16 +42,12 @@ async def _listen(config: Config) -> AsyncIterator[str]:
         tcp_user_timeout=10_000,
     )
     async with connection:
-        await _execute(connection, b"listen " + CHANNEL.encode(), config.batch_timeout)
+        with limited(connection, config.batch_timeout):
+            if await through_pooler(connection):
+                log.warning("listen_dsn leads through a pooler: in transaction mode it loses all notifications")
+            await connection.execute(b"listen " + CHANNEL.encode())
         while True:
             async for notification in connection.notifies(timeout=5.0):
                 yield notification.payload
-            await _execute(connection, b"select 1", config.batch_timeout)
-
-
-async def _execute(connection: Connection, statement: bytes, limit: float) -> None:
-    timer = asyncio.get_running_loop().call_later(limit, slam, connection)
-    try:
-        await connection.execute(statement)
-    finally:
-        timer.cancel()
+            with limited(connection, config.batch_timeout):
+                await connection.execute(b"select 1")

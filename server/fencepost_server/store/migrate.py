@@ -7,7 +7,9 @@ or a schema newer than this release is SCHEMA_VERSION_MISMATCH.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import time
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -19,6 +21,12 @@ from fencepost_server.store.errors import is_away
 
 # Any constant of our own will do: it keeps two migrations of one database apart.
 _LOCK = 0x46656E6365  # "Fence"
+
+# Whoever waits for a table holds up all that come behind, and one that dumps the database may hold it for hours: so it
+# waits for less than servers do for a row, steps back, and tries again.
+_LIMITS = "set local lock_timeout = '500ms'; set local client_min_messages = warning"
+_PATIENCE = 60.0
+_PAUSE = 0.5
 
 _CREATE = """
 create table if not exists schema_migration (
@@ -88,34 +96,50 @@ def _compare(applied: dict[int, str], ours: list[Migration]) -> list[Migration]:
 
 
 async def migrate(dsn: str) -> list[str]:
-    """Apply what is missing and return its names. Safe to run from several places at once.
+    """Apply what is missing and return its names. Safe to run from several places at once, and while servers work.
 
-    Raises SchemaVersionMismatch; psycopg.Error if the database can't be reached or refuses.
+    Raises SchemaVersionMismatch; psycopg.Error if the database can't be reached or refuses, or if others hold for a
+    minute what it has to lock.
     """
     done: list[str] = []
     async with await _connect(dsn) as connection:
+        give_up = time.monotonic() + _PATIENCE
         while True:
-            async with connection.transaction():
-                await connection.execute("set local lock_timeout = '60s'")
-                await connection.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
-                await connection.execute("set local client_min_messages = warning")
-                await connection.execute(_CREATE)
-                missing = _compare(await _applied(connection), migrations())
-                if not missing:
-                    return done
-                first = missing[0]
-                await connection.execute(first.text.encode())
-                await connection.execute(
-                    "insert into schema_migration (version, name, checksum) values (%s, %s, %s)",
-                    [first.version, first.name, first.checksum],
-                )
-            done.append(first.name)
+            try:
+                name = await _migrate_once(connection)
+            except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+                if time.monotonic() > give_up:
+                    raise
+                await asyncio.sleep(_PAUSE)
+                continue
+            if name is None:
+                return done
+            done.append(name)
+            give_up = time.monotonic() + _PATIENCE
+
+
+async def _migrate_once(connection: psycopg.AsyncConnection[Any]) -> str | None:
+    """Apply the first of what is missing. None: nothing is."""
+    async with connection.transaction():
+        await connection.execute(_LIMITS)
+        await connection.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
+        await connection.execute(_CREATE)
+        missing = _compare(await _applied(connection), migrations())
+        if not missing:
+            return None
+        first = missing[0]
+        await connection.execute(first.text.encode())
+        await connection.execute(
+            "insert into schema_migration (version, name, checksum) values (%s, %s, %s)",
+            [first.version, first.name, first.checksum],
+        )
+        return first.name
 
 
 async def check(dsn: str) -> None:
     """Raise SchemaVersionMismatch unless the database has exactly this release's schema, and is usable.
 
-    Raises DatabaseUnavailable if it can't be reached.
+    Raises DatabaseUnavailable if it can't be reached or takes no writes, as a replica doesn't.
     """
     try:
         await _check(dsn)
@@ -134,12 +158,17 @@ async def _check(dsn: str) -> None:
                 f"the database's schema lacks {', '.join(m.name for m in missing)}: run `fencepost migrate`"
             )
         cursor = await connection.execute(
-            "select current_setting('server_version_num')::int, current_setting('server_encoding')"
+            "select current_setting('server_version_num')::int, current_setting('server_encoding'), "
+            "current_setting('transaction_read_only')"
         )
         row = await cursor.fetchone()
         assert row is not None  # a select without from has one row
-        version, encoding = row
+        version, encoding, read_only = row
         if version < 150000:
             raise SchemaVersionMismatch(f"Postgres {version // 10000} is too old: 15 or newer is needed")
         if encoding != "UTF8":
             raise SchemaVersionMismatch(f"the database's encoding is {encoding}: it must be UTF8")
+        if read_only == "on":
+            raise DatabaseUnavailable(
+                "the database takes no writes: name its primary, or all hosts and target_session_attrs=read-write"
+            )

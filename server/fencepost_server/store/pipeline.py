@@ -119,7 +119,7 @@ class Session:
 
     def _prepare(self, statement: bytes, text: bytes, types: tuple[int, ...]) -> bytes:
         self._connection.names += 1
-        name = self._connection.prepared[statement, types] = b"f%d" % self._connection.names
+        name = self._connection.prepared[statement, types] = b"fencepost_%d" % self._connection.names
         self._pgconn.send_prepare(name, text, types)
         self._sent.append(None)
         self._preparing.append((statement, types))

@@ -108,3 +108,11 @@ update session set ended_at = clock_timestamp() where session_id = any(%(session
 -- name: raise_epoch
 -- Every token given from now on is larger than any given before, also than those a restored backup has forgotten (I3).
 update cluster set epoch = epoch + 1 returning epoch;
+
+-- name: backend
+-- Which process of Postgres serves this connection.
+select pg_backend_pid();
+
+-- name: prepared
+-- Whether this process knows a statement by a name of ours (store/pipeline.py).
+select exists (select from pg_prepared_statements where starts_with(name, 'fencepost_'));

@@ -20,7 +20,7 @@ where r.run_id = %(run_id)s;
 -- name: in_order
 -- For a transaction that reads a range of an index in its order up to a limit: with statistics that are older than the rows, it can
 -- look cheaper to gather the whole range in a bitmap and to sort it.
-select set_config('enable_bitmapscan', 'off', true);
+select set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true);
 
 -- name: list_runs
 -- Keyset by (created_at, run_id), newest first. Which branch of candidates runs is %(lead)s: 0 all of the namespace, 1 a workflow's,

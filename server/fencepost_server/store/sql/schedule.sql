@@ -123,7 +123,12 @@ where uuid = %(uuid)s;
 delete from schedule where namespace = %(namespace)s and schedule_id = %(schedule_id)s returning uuid;
 
 -- name: runs_of
--- The runs of some fire times that were started in one way. index: run_key_pkey
-select k.key, k.run_id from run_key k
-where k.namespace = %(namespace)s and k.kind = %(kind)s and k.workflow_id = '' and k.user_id = ''
-  and k.key = any(%(keys)s) and k.fingerprint = %(origin)s;
+-- The runs of some fire times that were started in one way. Each key by itself: older planners read all keys of a kind where
+-- statistics say that there are few. index: run_key_pkey
+select k.key, r.run_id
+from unnest(%(keys)s) k(key)
+cross join lateral (
+    select y.run_id from run_key y
+    where y.namespace = %(namespace)s and y.kind = %(kind)s and y.workflow_id = '' and y.user_id = '' and y.key = k.key
+      and y.fingerprint = %(origin)s offset 0
+) r;
