@@ -70,7 +70,8 @@ ALL, PEERS = "all", "peers"
 """Every one of them in turn; and the comparison with others, which needs packages from the network."""
 
 
-def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+def parsed(words: Sequence[str] | None) -> argparse.Namespace:
+    """What a command line asks for; a wrong one ends the process with 2."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure Fencepost on this machine.")
     parser.add_argument(
         "benchmarks",
@@ -161,7 +162,7 @@ async def _measure(benchmarks: Mapping[str, Benchmark], plan: Plan, settings: Ma
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure what ``words`` (default: the process's arguments) say and print it."""
-    arguments = _arguments(words)
+    arguments = parsed(words)
     try:
         settings = _settings(arguments.settings)
     except ConfigError as error:

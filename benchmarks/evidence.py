@@ -39,8 +39,8 @@ from run where created_at >= to_timestamp(%(since)s)
 """
 _EVENTS_SINCE = b"select count(*) from event where at >= to_timestamp(%(since)s) and type = %(type)s"
 _SPAN = b"""
-select extract(epoch from (select at from event where run_id = %(run)s and type = %(last)s)
-                        - (select at from event where run_id = %(run)s and type = %(first)s))::float8,
+select extract(epoch from (select max(at) from event where run_id = %(run)s and type = %(last)s)
+                        - (select min(at) from event where run_id = %(run)s and type = %(first)s))::float8,
        (select count(*) from event where run_id = %(run)s and type = %(counted)s)
 """
 
@@ -136,7 +136,10 @@ async def until(connection: Connection, question: str, parameters: Mapping[str, 
 async def span(
     connection: Connection, run_id: str, first: EventType, last: EventType, counted: EventType
 ) -> tuple[float, int]:
-    """Seconds between two events of a run, and how many of a third kind it has. Raises BenchmarkFailed without them."""
+    """Seconds from a run's first event of one kind to its last of another, and how many it has of a third.
+
+    Raises BenchmarkFailed without them.
+    """
     parameters = {"run": run_id, "first": int(first), "last": int(last), "counted": int(counted)}
     [(seconds, count)] = await (await connection.execute(_SPAN, parameters)).fetchall()
     if seconds is None:

@@ -1,10 +1,11 @@
 """One run with very many steps side by side: the benchmark `fanout`.
 
-A map, from its opening to its join, by the times in its history:
+From the opening of the first scope to the join of the last one, by the times in the run's history:
 
-- `steps_per_second`: over many items, as many of them under way at a time as a manifest can ask for.
-- `few_ms_per_item`, `many_ms_per_item`: over few items and over many, 100 under way at a time. Their `ratio` is what a
-  large map costs beyond a small one.
+- `steps_per_second`: all steps are open at the same time. A map has 1,000 of its items under way at most, so there are
+  several maps, in parallel.
+- `few_ms_per_item`, `many_ms_per_item`: one map over few items and one over many, 100 under way at a time. The ratio is
+  what a large map costs beyond a small one.
 """
 
 from __future__ import annotations
@@ -22,51 +23,61 @@ from benchmarks.workflow import ITEM
 from fencepost_server.domain.model import EventType
 
 FEW, AT_A_TIME, MOST = 100, 100, 1000
+ONE_MAP, SIDE_BY_SIDE = "bench-map", "bench-maps"
 _LIMIT = 300.0
 
 
-def map_manifest(at_a_time: int) -> dict[str, Any]:
-    """A step for each item."""
-    body = {"over": "", "do": [{"id": "item", "step": ITEM}], "max_parallel": at_a_time}
-    return {"id": _name(at_a_time), "compatibility_id": "1", "sequence": [{"id": "map", "map": body}]}
+def _map(name: str, at_a_time: int) -> dict[str, Any]:
+    """A node with a step for each item of its input."""
+    body = {"over": "", "do": [{"id": f"{name}-item", "step": ITEM}], "max_parallel": at_a_time}
+    return {"id": name, "map": body}
 
 
-def _name(at_a_time: int) -> str:
-    return f"bench-map-{at_a_time}"
+def map_manifest() -> dict[str, Any]:
+    """One map."""
+    return {"id": ONE_MAP, "compatibility_id": "1", "sequence": [_map("map", AT_A_TIME)]}
+
+
+def maps_manifest(maps: int) -> dict[str, Any]:
+    """Several maps over the same items, in parallel."""
+    branches = [[_map(f"map-{number}", MOST)] for number in range(maps)]
+    return {"id": SIDE_BY_SIDE, "compatibility_id": "1", "sequence": [{"id": "maps", "parallel": branches}]}
 
 
 async def measure(stage: Stage, plan: Plan) -> Report:
     """The benchmark `fanout`."""
     load = await Load.on(stage, plan.slots)
     results = Results(stage, "fanout", plan)
-    for at_a_time in (AT_A_TIME, MOST):
-        await load.client.register_definition(map_manifest(at_a_time))
+    maps = -(-plan.fanout_items // MOST)
+    each = plan.fanout_items // maps
+    for manifest in (map_manifest(), maps_manifest(maps)):
+        await load.client.register_definition(manifest)
     [worker] = load.workers
     await worker.work(plan.slots)
-    await _map(load, FEW, AT_A_TIME)
+    await _seconds(load, ONE_MAP, FEW, FEW)
 
     async def one(_number: int) -> None:
+        steps = each * maps
         before = await load.meter.read()
-        seconds = await _map(load, plan.fanout_items, MOST)
-        results.add({"steps_per_second": plan.fanout_items / seconds})
-        results.add_cost("map", meter.cost(before, await load.meter.read()), plan.fanout_items)
-        few = await _map(load, FEW, AT_A_TIME) / FEW * 1000
-        many = await _map(load, plan.fanout_items, AT_A_TIME) / plan.fanout_items * 1000
+        results.add({"steps_per_second": steps / await _seconds(load, SIDE_BY_SIDE, each, steps)})
+        results.add_cost("side by side", meter.cost(before, await load.meter.read()), steps)
+        few = await _seconds(load, ONE_MAP, FEW, FEW) / FEW * 1000
+        many = await _seconds(load, ONE_MAP, steps, steps) / steps * 1000
         results.add({"few_ms_per_item": few, "many_ms_per_item": many, "ratio": many / few})
 
     await results.rounds(one)
     await worker.stop()
-    size = f"{plan.rounds} rounds of a map over {plan.fanout_items:,} items"
-    return results.report(size, items=plan.fanout_items, few=FEW, at_a_time=AT_A_TIME, most=MOST, slots=plan.slots)
+    size = f"{plan.rounds} rounds of {each * maps:,} steps side by side"
+    return results.report(size, steps=each * maps, few=FEW, at_a_time=AT_A_TIME, slots=plan.slots)
 
 
-async def _map(load: Load, items: int, at_a_time: int) -> float:
-    """Seconds that a map took. Raises BenchmarkFailed unless each of its items was done."""
-    [run_id] = await load.start(_name(at_a_time), [list(range(items))])
+async def _seconds(load: Load, workflow: str, items: int, steps: int) -> float:
+    """How long a run took over so many items. Raises BenchmarkFailed unless so many steps were done."""
+    [run_id] = await load.start(workflow, [list(range(items))])
     await load.client.wait_run(run_id, _LIMIT)
     seconds, done = await span(
         load.connection, run_id, EventType.SCOPE_OPENED, EventType.SCOPE_CLOSED, EventType.STEP_COMPLETED
     )
-    if done != items:
-        raise BenchmarkFailed(f"{done} of {items} items were done")
+    if done != steps:
+        raise BenchmarkFailed(f"{done} of {steps} steps were done")
     return seconds

@@ -33,7 +33,7 @@ from fencepost.v1.worker_service_pb2_grpc import WorkerServiceStub
 
 OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
 _RENEW = 10.0
-_LIMIT = 120.0
+_LIMIT = 300.0
 _CONNECTING_AT_A_TIME = 50
 
 Key = tuple[str, int]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,9 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.__main__ import BENCHMARKS
+from benchmarks.__main__ import BENCHMARKS, parsed
 from benchmarks.evidence import Batches
 from benchmarks.plan import PROFILES, STEPS
+from benchmarks.processes import ROOT
 
 TINY = PROFILES["tiny"]
 TIMEOUT = 170
@@ -153,6 +156,23 @@ def test_a_rate_is_over_the_time_in_which_so_many_steps_were_completed() -> None
     assert batches.rate(100.0, 60) == 60 / 4
     assert batches.rate(100.0, 61) == 100 / 12
     assert batches.rate(100.0, 1000) == 100 / 12, "if there are fewer: over all of them"
+
+
+def test_every_command_of_the_page_is_understood() -> None:
+    text = (ROOT / "docs/performance.md").read_text("utf-8")
+    commands = re.findall(r"^(?:\.venv/bin/python -m benchmarks|make bench ARGS=)(.+?)(?: *#.*)?$", text, re.MULTILINE)
+    assert len(commands) == 6
+    for words in commands:
+        assert parsed(shlex.split(words.strip('"'))).benchmarks
+
+
+def test_the_page_tells_of_every_benchmark_and_every_option() -> None:
+    text = (ROOT / "docs/performance.md").read_text("utf-8")
+    assert [name for name in [*BENCHMARKS, "peers"] if f"| `{name}` |" not in text] == []
+    options = re.findall(
+        r"--[a-z-]+", subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True).stdout
+    )
+    assert [option for option in options if option != "--help" and f"`{option} " not in text] == []
 
 
 def test_peers_that_cannot_be_set_up_are_named_with_the_reason(folder: Path) -> None:
