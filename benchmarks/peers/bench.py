@@ -133,7 +133,7 @@ class _Comparison:
         for name, peer in PEERS.items():
             if name in self.errors:
                 continue
-            runs = max(1, int(self._plan.runs * peer.share))
+            runs = max(IN_FLIGHT, int(self._plan.runs * peer.share))
             try:
                 found = await peer.measure(self._stage, self._workshop, runs)
             except ProcessFailed as error:
