@@ -4,7 +4,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test dev ci gen fmt lint type bench
+.PHONY: help demo test dev ci gen fmt lint type bench bench-peers
 export PYTHON
 
 BIN := .venv/bin
@@ -15,7 +15,7 @@ $(SET_UP): requirements.lock server/pyproject.toml worker_sdk/python/pyproject.t
 	@scripts/setup
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
 demo: $(SET_UP) ## 830 real orders through a durable workflow, while a worker is killed
 	@$(BIN)/python -m examples.northwind $(ARGS)
@@ -43,5 +43,8 @@ lint: $(SET_UP) ## ruff, import layers, buf, generated code
 type: $(SET_UP) ## mypy, strict
 	@scripts/ci type
 
-bench: $(SET_UP) ## throughput and latency on this machine
+bench: $(SET_UP) ## throughput on this machine; ARGS names another benchmark, or all
 	@$(BIN)/python -m benchmarks $(if $(ARGS),$(ARGS),throughput)
+
+bench-peers: $(SET_UP) ## the same job on other systems, which are fetched for it
+	@$(BIN)/python -m benchmarks peers $(ARGS)

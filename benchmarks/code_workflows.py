@@ -13,7 +13,6 @@ from fencepost.v1 import run_pb2, run_service_pb2
 from fencepost.v1.run_service_pb2_grpc import RunServiceStub
 
 ALONE_STEPS = 300
-COLD_EVENTS = 10_000
 SLEEPER = "bench-sleeper"
 
 first_step: list[float] = []

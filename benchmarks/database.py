@@ -7,6 +7,7 @@ to measure without them: a figure that a power cut would undo is none.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import stat
@@ -111,6 +112,7 @@ class Postgres:
     def __init__(self) -> None:
         self.folder = make_folder()
         self._server = EmbeddedPostgres(self.folder / "postgres")
+        self._numbers = itertools.count(1)
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -130,11 +132,24 @@ class Postgres:
         """The postmaster's process id."""
         return int((self._server.data / "postmaster.pid").read_text().split("\n", 1)[0])
 
-    def create(self, name: str) -> str:
-        """Create an empty database and return its connection string."""
+    def create(self) -> tuple[str, str]:
+        """Create an empty database; returns its name and its connection string."""
+        name = f"bench_{next(self._numbers)}"
+        self._execute(f"create database {name}")
+        return name, make_conninfo(self._server.dsn, dbname=name)
+
+    def drop(self, name: str) -> None:
+        """Drop a database, whoever is connected to it."""
+        self._execute(f"drop database if exists {name} with (force)")
+
+    def _execute(self, statement: str) -> None:
         with psycopg.connect(self._server.dsn, autocommit=True, connect_timeout=10) as connection:
-            connection.execute(f"create database {name}".encode())
-        return make_conninfo(self._server.dsn, dbname=name)
+            connection.execute(statement.encode())
+
+    @property
+    def log(self) -> Path:
+        """Its log file."""
+        return self._server.folder / "postgres.log"
 
     def facts(self) -> Facts:
         """Read back what runs. Raises NotDurable unless commits are."""

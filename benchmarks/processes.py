@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT = 60.0
 EVENT_TIMEOUT = 60.0
 STOP_TIMEOUT = 30.0
+STREAMS_TIMEOUT = 330.0
 _LOG_SHOWN = 4000
 
 
@@ -30,7 +31,7 @@ class ProcessFailed(Exception):
 
 
 class Child:
-    """A Python process of this benchmark. ``arguments`` are those of the interpreter."""
+    """A process of this benchmark."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
         self.name = name
@@ -38,14 +39,19 @@ class Child:
         self._log = log
 
     @classmethod
-    async def start(cls, name: str, arguments: Sequence[str], variables: Mapping[str, str], folder: Path) -> Self:
-        """Start it; its log is a file of its name in ``folder``. None of this process's settings reach it."""
+    async def start(
+        cls, name: str, command: Sequence[str], variables: Mapping[str, str], folder: Path, cwd: Path = ROOT
+    ) -> Self:
+        """Start ``command``, whose first word is an absolute path. Its log is a file of its name in ``folder``.
+
+        None of this process's settings reach it.
+        """
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("FENCEPOST_")}
         log = folder / f"{name}.log"
         with log.open("ab") as stderr:
             process = await asyncio.create_subprocess_exec(
-                *leashed([sys.executable, *arguments], at_death=signal.SIGKILL),
-                cwd=ROOT,
+                *leashed(command, at_death=signal.SIGKILL),
+                cwd=cwd,
                 env={**inherited, **variables},
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -83,6 +89,16 @@ class Child:
         except ConnectionError:
             raise self._failed("is gone") from None
 
+    async def finished(self, timeout: float) -> None:
+        """Wait until it has ended by itself, and well. Raises ProcessFailed."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._process.communicate()
+        except TimeoutError:
+            raise self._failed(f"has not ended within {timeout:g} s") from None
+        if self._process.returncode:
+            raise self._failed(f"ended with {self._process.returncode}")
+
     async def end(self) -> None:
         """SIGTERM, after a while SIGKILL; it has ended when this returns, even if this is cancelled."""
         with contextlib.suppress(ProcessLookupError):
@@ -108,10 +124,12 @@ class Server(Child):
     address = ""
 
     @classmethod
-    async def serving(cls, variables: Mapping[str, str], folder: Path) -> Self:
+    async def serving(cls, name: str, variables: Mapping[str, str], folder: Path) -> Self:
         """Start it on free ports and wait until it serves. ``variables`` are its settings."""
         ports = {"FENCEPOST_GRPC_PORT": "0", "FENCEPOST_HTTP_PORT": "0", "FENCEPOST_LOG_FORMAT": "json"}
-        server = await cls.start("server", ["-m", "fencepost_server.cli", "serve"], {**variables, **ports}, folder)
+        server = await cls.start(
+            name, [sys.executable, "-m", "fencepost_server.cli", "serve"], {**variables, **ports}, folder
+        )
         try:
             ready = await server.event("serving", START_TIMEOUT)
         except BaseException:
@@ -121,19 +139,27 @@ class Server(Child):
         return server
 
 
-class Worker(Child):
-    """`python -m benchmarks.worker`: connects to a server only while it is told to work."""
+class Told(Child):
+    """A process that waits to be told what to do with the server at an address: ``module`` is what it runs."""
+
+    module = ""
 
     @classmethod
     async def ready(cls, name: str, address: str, folder: Path) -> Self:
         """Start it and wait until it can be told something."""
-        worker = await cls.start(name, ["-m", "benchmarks.worker", address, name], {}, folder)
+        worker = await cls.start(name, [sys.executable, "-m", cls.module, address, name], {}, folder)
         try:
             await worker.event("ready", START_TIMEOUT)
         except BaseException:
             await worker.end()
             raise
         return worker
+
+
+class Worker(Told):
+    """`python -m benchmarks.worker`: connects to a server only while it is told to work."""
+
+    module = "benchmarks.worker"
 
     async def work(self, slots: int, *, timed: bool = False, code: int = 0, cache: int = 1000) -> None:
         """Let it take tasks. ``timed``: each run that has come to its last step is told as the event "run".
@@ -151,3 +177,24 @@ class Worker(Child):
         """Let it finish and disconnect; returns its last stats."""
         await self.tell(do="stop")
         return await self.event("stopped")
+
+
+class Streams(Told):
+    """`python -m benchmarks.stream_worker`: very many workers in one process."""
+
+    module = "benchmarks.stream_worker"
+
+    async def connect(self, streams: int, capacity: int) -> None:
+        """Let it connect so many workers, which hold up to ``capacity`` tasks each."""
+        await self.tell(do="connect", streams=streams, capacity=capacity)
+        await self.event("connected", STREAMS_TIMEOUT)
+
+    async def hold(self, tasks: int) -> None:
+        """Wait until they hold so many tasks together."""
+        await self.tell(do="hold", tasks=tasks)
+        await self.event("holding", STREAMS_TIMEOUT)
+
+    async def complete(self, steps: int) -> dict[str, Any]:
+        """Let them complete what they hold and get, until so many steps are acknowledged; returns how many were."""
+        await self.tell(do="complete", steps=steps)
+        return await self.event("completed", STREAMS_TIMEOUT)

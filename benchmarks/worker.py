@@ -10,8 +10,8 @@ connects when it is told to, by lines of JSON on standard input, and answers by 
 | `{"do": "stop"}` | the same as `stopped`, when everything is finished and the stream is closed |
 
 ``first_step_time`` is by the system's clock, as the database's times are, in seconds; null before the first step.
-Timed, each run's last step tells `{"event": "run", "entered": [ten monotonic times in seconds]}`: when each of its
-steps was entered. That clock is the same in all processes. Only one run at a time may be under way then.
+Timed, each run's last step tells `{"event": "run", "run": 7, "entered": [ten monotonic times in seconds]}`: when each
+of its steps was entered. That clock is the same in all processes; the number of a run is `run` of its input.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import json
 import sys
 import threading
 import time
+from collections import defaultdict
 from typing import Any
 
 import uvloop
@@ -41,30 +42,29 @@ def say(event: str, **values: Any) -> None:
 def plain_steps(began: list[float]) -> list[Step[..., Any]]:
     """Steps that do nothing but count; the first that is entered leaves its time in ``began``."""
 
-    async def add(value: dict[str, int]) -> dict[str, int]:
+    async def add(value: dict[str, Any]) -> dict[str, Any]:
         if not began:
             began.append(time.time())
-        return {"n": value["n"] + 1}
+        return {**value, "n": value["n"] + 1}
 
     return [step(handler_name(index))(add) for index in range(STEPS)]
 
 
 def timed_steps() -> list[Step[..., Any]]:
     """The same, which note when they are entered."""
-    entered: list[float] = []
+    entered: defaultdict[int, list[float]] = defaultdict(list)
 
     async def add(value: dict[str, int]) -> dict[str, int]:
-        entered.append(time.monotonic())
-        if len(entered) == STEPS:
-            say("run", entered=entered)
-            entered.clear()
-        return {"n": value["n"] + 1}
+        entered[value["run"]].append(time.monotonic())
+        if value["n"] == STEPS - 1:
+            say("run", run=value["run"], entered=entered.pop(value["run"]))
+        return {**value, "n": value["n"] + 1}
 
     return [step(handler_name(index))(add) for index in range(STEPS)]
 
 
-def engine_steps() -> list[Step[..., Any] | Undo[..., Any]]:
-    """What the benchmark `engine` needs beside."""
+def other_steps() -> list[Step[..., Any] | Undo[..., Any]]:
+    """What the benchmarks `undo` and `fanout` need beside."""
 
     async def same(value: Any) -> Any:
         return value
@@ -91,7 +91,7 @@ class Shift:
                 workflow_cache=command["cache"], loop_factory=uvloop.new_event_loop,
             )  # fmt: skip
         else:
-            steps = [*(timed_steps() if command["timed"] else plain_steps(self._began)), *engine_steps()]
+            steps = [*(timed_steps() if command["timed"] else plain_steps(self._began)), *other_steps()]
             self._worker = Worker(address, steps, slots=command["slots"], name=name, loop_factory=uvloop.new_event_loop)
         # The main thread reads commands, where a worker's would only wait.
         self._thread = threading.Thread(target=self._worker.run, name="worker", daemon=True)

@@ -12,7 +12,7 @@ from benchmarks.plan import STEPS
 WORKFLOW = "bench"
 INPUT = {"n": 0}
 UNDONE, UNDO, REFUSE, ITEM = "bench.undone", "bench.undo", "bench.refuse", "bench.item"
-"""Handlers of the benchmark `engine`."""
+"""Handlers of the benchmarks `undo` and `fanout`."""
 
 
 def node_id(index: int) -> str:
@@ -25,10 +25,7 @@ def handler_name(index: int) -> str:
     return f"bench.s{index + 1}"
 
 
-def manifest(steps: int = STEPS) -> dict[str, Any]:
+def manifest(workflow: str = WORKFLOW, queue: str = "default") -> dict[str, Any]:
     """The definition, as it is registered."""
-    return {
-        "id": WORKFLOW,
-        "compatibility_id": "1",
-        "sequence": [{"id": node_id(index), "step": handler_name(index)} for index in range(steps)],
-    }
+    nodes = [{"id": node_id(index), "step": handler_name(index), "queue": queue} for index in range(STEPS)]
+    return {"id": workflow, "compatibility_id": "1", "sequence": nodes}
