@@ -164,7 +164,7 @@ def wrong_codes(seen: Seen, acked: Acked) -> Iterator[Finding]:
             run_id = seen.runs[run_id].next_run_id
         try:
             check_chain(chain)
-        except (AssertionError, KeyError) as error:
+        except (AssertionError, KeyError, TypeError) as error:  # what is not there can't be read either
             yield Finding(Rule.EFFECTS, f"{first}, seed {program.seed}: {type(error).__name__}: {error}")
 
 

@@ -9,7 +9,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tests.faults.soak.faults import KINDS, Act, Fault
-from tests.faults.soak.recovery import BOUNDS, DATABASE_BACK, OF_KIND, Recoveries, measure, needs, until_progress
+from tests.faults.soak.recovery import (
+    BOUNDS,
+    DATABASE_BACK,
+    OF_KIND,
+    Measured,
+    Recoveries,
+    measure,
+    needs,
+    until_progress,
+)
 from tests.faults.soak.stage import Stage
 from tests.faults.soak.watcher import Watcher
 
@@ -85,8 +94,8 @@ class Conductor:
             measured = await measure(self._stage, self._watcher, fault)
             async with asyncio.TaskGroup() as group:
                 acting = group.create_task(self._act(fault))
-                if measured is not None:
-                    self._note(OF_KIND[fault.kind], await measured() or 0.0, alone=alone)
+                for bound, made_good in measured.items():
+                    group.create_task(self._bounded(bound, made_good, alone=alone))
             ended = acting.result()
             if OF_KIND.get(fault.kind) == DATABASE_BACK:
                 self._note(DATABASE_BACK, await until_progress(self._watcher, ended, steps=True), alone=alone)
@@ -111,6 +120,9 @@ class Conductor:
             self._busy.subtract(fault.touches)
             self._left.update(dict.fromkeys(fault.touches, time.monotonic()))
         return time.time()
+
+    async def _bounded(self, bound: str, made_good: Measured, *, alone: bool) -> None:
+        self._note(bound, await made_good(), alone=alone)
 
     def _note(self, bound: str, seconds: float, *, alone: bool) -> None:
         late = " LATE" if seconds > BOUNDS[bound] else ""

@@ -90,6 +90,10 @@ def wrong_effects(histories: Histories, trials: Sequence[Trial], effects: Mappin
     yield from _unfinished(histories, effects, known, undoing)
 
 
+def _is_local(step: str) -> bool:
+    return step.partition("/")[2].startswith("-")
+
+
 def _unfinished(
     histories: Histories, effects: Mapping[str, bool], completed: set[str], undoing: Undoing
 ) -> Iterator[Finding]:
@@ -105,7 +109,8 @@ def _unfinished(
                 stopped.add(run_id)
     for step, is_undone in effects.items():
         run_id = step.partition("/")[0]
-        if step in completed or run_id not in histories:
+        if step in completed or run_id not in histories or (_is_local(step) and not is_undone):
+            # A local step that nobody waits for any more leaves no event, whether or not it has acted.
             continue
         if step not in ended and run_id not in stopped:
             yield Finding(Rule.EFFECTS, f"{step} has acted, and nothing in its history says what became of it")

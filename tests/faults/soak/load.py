@@ -23,6 +23,7 @@ from tests.faults.soak.watcher import Watcher
 from tests.fixtures.waiting import eventually
 
 T = TypeVar("T")
+MOST = 1_000_000
 CODE_SHARE = 0.4
 GRACE = 600.0
 """Of a code run that is cancelled: its clean-up is to come to its end."""
@@ -81,19 +82,17 @@ class Load:
     async def _has_code(self) -> bool:
         return bool([each async for each in self._client.list_definitions("det_program")])
 
-    async def run(self) -> None:
-        """Run programs, one number after the other."""
-        number = 0
+    async def run(self, most: int = MOST) -> None:
+        """Run programs, one number after the other, until it is stopped; so many at most."""
         async with asyncio.TaskGroup() as group:
-            while not self._stopped.is_set():
+            for number in range(most):
                 await self._room.acquire()
                 if self._stopped.is_set():
                     break
                 group.create_task(self._one(number))
-                number += 1
 
     async def _one(self, number: int) -> None:
-        seed = self._seed * 1_000_000 + number
+        seed = self._seed * MOST + number
         rng = Random(f"load {seed}")
         try:
             if rng.random() < CODE_SHARE:

@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import LiteralString
+from typing import Any, LiteralString
 
 from fencepost_server.domain.model import EventType, RunState
 from tests.faults.soak.faults import BLACK_HOLE, DATABASE, Fault, server, worker
@@ -25,10 +25,19 @@ AT_WORK = [int(state) for state in (RunState.PENDING, RunState.RUNNING, RunState
 PROGRESS = [int(event) for event in (EventType.STEP_COMPLETED, EventType.LOCAL_STEP_ENDED, EventType.UNDO_COMPLETED)]
 
 WORKER_KILLED = "killed worker's steps elsewhere"
+DECIDER_KILLED = "killed worker's code runs elsewhere"
 SERVER_KILLED = "killed server's workers on another"
 BLACK_HOLED = "black-holed server's workers on another"
 DATABASE_BACK = "database back to first step"
-BOUNDS = {WORKER_KILLED: GRACE + 2.0, SERVER_KILLED: 5.0, BLACK_HOLED: BLACK_HOLE, DATABASE_BACK: 5.0}
+_BACKOFF = 1.2
+"""Of an attempt to decide: a second, and a fifth of it by chance. Steps of the soak have next to none."""
+BOUNDS = {
+    WORKER_KILLED: GRACE + 2.0,
+    DECIDER_KILLED: GRACE + 2.0 + _BACKOFF,
+    SERVER_KILLED: 5.0,
+    BLACK_HOLED: BLACK_HOLE,
+    DATABASE_BACK: 5.0,
+}
 """Seconds."""
 OF_KIND = {
     "kill worker": WORKER_KILLED,
@@ -46,11 +55,14 @@ select t.run_id::text as run_id, t.task_id, t.token, c.hold_until > clock_timest
 from task t join session s on s.session_id = t.lease_session join run r on r.run_id = t.run_id cross join cluster c
 where s.worker_name = %(name)s and r.state = any(%(at_work)s) and t.cancel_reason is null
 """
+_DECIDE = 1
+"""The task of a code run that is decided; no step has it."""
 _STILL: LiteralString = """
 select count(*) as n
-from unnest(%(runs)s::uuid[], %(tasks)s::bigint[], %(tokens)s::bigint[]) as w(run_id, task_id, token)
+from unnest(%(run_ids)s::uuid[], %(task_ids)s::bigint[], %(tokens)s::bigint[]) as w(run_id, task_id, token)
 join task t on t.run_id = w.run_id and t.task_id = w.task_id join run r on r.run_id = t.run_id
-where (t.token = w.token or t.lease_session is null) and t.cancel_reason is null and r.state = any(%(at_work)s)
+where (t.token = w.token or (t.token = w.token + 1 and t.lease_session is null))
+  and t.cancel_reason is null and r.state = any(%(at_work)s)
 """
 _SESSIONS: LiteralString = """
 select count(distinct worker_name) as n from session s
@@ -100,33 +112,35 @@ def needs(stage: Stage, fault: Fault) -> frozenset[str]:
     return frozenset({DATABASE, *servers, *workers})
 
 
-Measured = Callable[[], Awaitable[float | None]]
+Measured = Callable[[], Awaitable[float]]
 
 
-async def measure(stage: Stage, watcher: Watcher, fault: Fault) -> Measured | None:
-    """What to wait for after a fault that is about to begin: seconds until it is made good; None if there is nothing to
-    measure.
-    """
+async def measure(stage: Stage, watcher: Watcher, fault: Fault) -> dict[str, Measured]:
+    """What to wait for after a fault that is about to begin, by the bound: seconds until it is made good."""
     bound = OF_KIND.get(fault.kind)
     if bound == WORKER_KILLED:
-        return await _steps_elsewhere(watcher, fault.target)
-    if bound in {SERVER_KILLED, BLACK_HOLED}:
-        return _workers_elsewhere(stage, watcher, fault.target)
-    return None
+        return await _tasks_elsewhere(watcher, fault.target)
+    if bound in {SERVER_KILLED, BLACK_HOLED} and (moved := _workers_elsewhere(stage, watcher, fault.target)):
+        return {bound: moved}
+    return {}
 
 
-async def _steps_elsewhere(watcher: Watcher, number: int) -> Measured | None:
+async def _tasks_elsewhere(watcher: Watcher, number: int) -> dict[str, Measured]:
+    """Of a worker's steps, and of its code runs. Nothing while the database lets no lease run out after an outage."""
     leased = await watcher.fetch(_LEASED, name=f"worker-{number}", at_work=AT_WORK)
-    if not leased or leased[0]["held"]:
-        return None
-    wanted = {
-        "runs": [row["run_id"] for row in leased],
-        "tasks": [row["task_id"] for row in leased],
-        "tokens": [row["token"] for row in leased],
-    }
+    found: dict[str, Measured] = {}
+    for bound, decides in ((WORKER_KILLED, False), (DECIDER_KILLED, True)):
+        rows = [row for row in leased if (row["task_id"] == _DECIDE) is decides and not row["held"]]
+        if rows:
+            found[bound] = _taken(watcher, rows)
+    return found
+
+
+def _taken(watcher: Watcher, rows: list[dict[str, Any]]) -> Measured:
+    params = {f"{name}s": [row[name] for row in rows] for name in ("run_id", "task_id", "token")}
 
     async def taken() -> bool:
-        [row] = await watcher.fetch(_STILL, **wanted, at_work=AT_WORK)
+        [row] = await watcher.fetch(_STILL, **params, at_work=AT_WORK)
         return not row["n"]
 
     return lambda: _seconds_until(taken)

@@ -20,7 +20,7 @@ from tests.faults.soak.levels import Levels
 from tests.faults.soak.load import Acked, Load
 from tests.faults.soak.report import Report
 from tests.faults.soak.stage import Stage
-from tests.faults.soak.tables import sizes
+from tests.faults.soak.tables import AT_WORK, sizes
 from tests.faults.soak.watcher import Watcher
 from tests.fixtures.api import Api
 
@@ -123,8 +123,7 @@ async def _ended(dsn: str) -> None:
     """Children that were let go, and undo work, may go on for a while after their programs."""
     end = time.monotonic() + QUIET
     while time.monotonic() < end:
-        rows = await fetch(dsn, "select from run where ended_at is null union all select from message limit 1")
-        if not rows:
+        if not await fetch(dsn, AT_WORK):
             return
         await asyncio.sleep(0.2)
 
