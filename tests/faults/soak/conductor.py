@@ -58,15 +58,19 @@ class Conductor:
             for number in range(len(plan)):
                 await asyncio.sleep(max(0.0, self._begin + number * every - time.monotonic()))
                 fault = await self._next(waiting)
-                self._occupy(fault)
-                group.create_task(self._one(fault))
+                wanted = needs(self._stage, fault)
+                alone = bool(wanted) and self._is_settled(wanted)
+                self._busy.update(fault.touches)
+                self.counts[fault.kind] += 1
+                self._say(f"{fault.kind} {fault.target}")
+                group.create_task(self._one(fault, wanted if alone else frozenset()))
 
     async def _next(self, waiting: list[Fault]) -> Fault:
-        """The first that is in nobody's way; of those that are to be measured one that nobody is in the way of."""
+        """The first that is in nobody's way; if it can be, one in whose recovery's way nobody is."""
         while True:
             for strict in (True, False):
                 for fault in waiting[:PUT_OFF]:
-                    if self._is_free(fault) and (not strict or self._is_settled(fault)):
+                    if self._is_free(fault) and (not strict or self._is_settled(needs(self._stage, fault))):
                         waiting.remove(fault)
                         return fault
             await asyncio.sleep(LOOK)
@@ -74,43 +78,26 @@ class Conductor:
     def _is_free(self, fault: Fault) -> bool:
         return not any(self._busy[part] or self._needed[part] for part in fault.touches)
 
-    def _is_settled(self, fault: Fault) -> bool:
+    def _is_settled(self, parts: frozenset[str]) -> bool:
         now = time.monotonic()
-        return all(
-            not self._busy[part] and now - self._left.get(part, 0.0) > SETTLED for part in needs(self._stage, fault)
-        )
+        return all(not self._busy[part] and now - self._left.get(part, 0.0) > SETTLED for part in parts)
 
-    def _occupy(self, fault: Fault) -> None:
-        self._busy.update(fault.touches)
-        self.counts[fault.kind] += 1
-        self._say(f"{fault.kind} {fault.target}")
-
-    async def _one(self, fault: Fault) -> None:
-        wanted = needs(self._stage, fault)
-        alone = self._is_alone(fault, wanted)
-        if alone:
-            self._needed.update(wanted)
+    async def _one(self, fault: Fault, wanted: frozenset[str]) -> None:
+        """Play a fault. ``wanted`` is what has to be left alone for its recovery; nothing: it is held to no bound."""
+        self._needed.update(wanted)
         try:
             measured = await measure(self._stage, self._watcher, fault)
             async with asyncio.TaskGroup() as group:
                 acting = group.create_task(self._act(fault))
                 for bound, made_good in measured.items():
-                    group.create_task(self._bounded(bound, made_good, alone=alone))
+                    group.create_task(self._bounded(bound, made_good, alone=bool(wanted)))
             ended = acting.result()
             if OF_KIND.get(fault.kind) == DATABASE_BACK:
-                self._note(DATABASE_BACK, await until_progress(self._watcher, ended, steps=True), alone=alone)
+                seconds = await until_progress(self._watcher, ended, steps=True)
+                self._note(DATABASE_BACK, seconds, alone=bool(wanted))
             self.recoveries.after[fault.kind].append(await until_progress(self._watcher, ended))
         finally:
-            if alone:
-                self._needed.subtract(wanted)
-
-    def _is_alone(self, fault: Fault, wanted: frozenset[str]) -> bool:
-        others = self._busy - Counter(fault.touches)
-        return bool(wanted) and not any(others[part] for part in wanted) and self._has_settled(fault, wanted)
-
-    def _has_settled(self, fault: Fault, wanted: frozenset[str]) -> bool:
-        now = time.monotonic()
-        return all(now - self._left.get(part, 0.0) > SETTLED for part in wanted)
+            self._needed.subtract(wanted)
 
     async def _act(self, fault: Fault) -> float:
         """Do it; when it was over, by this machine's clock."""

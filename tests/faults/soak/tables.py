@@ -80,8 +80,8 @@ QUESTIONS: Mapping[LiteralString, tuple[Rule, str]] = {
     """: (Rule.ILLEGAL, "a token has not grown"),
 }
 AT_WORK: LiteralString = """
-select from run where ended_at is null
-union all select from message union all select from schedule where starting_at is not null
+select 1 from run where ended_at is null
+union all select 1 from message union all select 1 from schedule where starting_at is not null
 """
 """Has rows until everything is quiet."""
 _WEIGHTS: LiteralString = "select count(*) as runs, (select count(*) from event) as events from run"
