@@ -110,9 +110,19 @@ async def kill_server(stage: Stage, fault: Fault) -> None:
 
 
 async def _serve(stage: Stage, number: int) -> None:
+    """Start a server; again if it ends, as it does where it can't reach its database: so does a process manager."""
     process = stage.servers[number]
-    process.start()
-    await asyncio.to_thread(process.wait_serving)
+
+    async def serves() -> bool:
+        if not process.running:
+            process.start()
+        try:
+            await asyncio.to_thread(process.wait_serving)
+        except RuntimeError:
+            return False
+        return True
+
+    await eventually(serves, 90.0, interval=0.2)
 
 
 async def freeze_server(stage: Stage, fault: Fault) -> None:

@@ -65,7 +65,7 @@ async def soak(
             await conductor.run(plan, every)
             await load.stop()
             await _quiet(running)
-        report.findings = await _check(stage, load.acked)
+        report.findings = [*_ended_by_themselves(stage), *await _check(stage, load.acked)]
         report.stories = await _stories(stage, report.findings)
     finally:
         await watcher.close()
@@ -81,6 +81,15 @@ async def soak(
     _count_trials(stage, report)
     report.seconds = time.monotonic() - begin
     return report
+
+
+def _ended_by_themselves(stage: Stage) -> list[Finding]:
+    """Workers and servers go on, whatever happens to others."""
+    return [
+        Finding(Rule.STUCK, f"{process.log_path.name}: it has ended with {process.returncode}:\n{process.logs[-2000:]}")
+        for process in (*stage.workers, *stage.servers)
+        if not process.running
+    ]
 
 
 async def _quiet(running: asyncio.Task[None]) -> None:
