@@ -36,7 +36,7 @@ DUMPED = 40
 
 @dataclass
 class Seen:
-    """All runs and their histories, read through a server; ``graphs`` and ``codes`` are those with a known program."""
+    """All runs and their histories, read through a server."""
 
     runs: dict[str, run_pb2.Run] = field(default_factory=dict)
     histories: dict[str, list[run_pb2.Event]] = field(default_factory=dict)

@@ -157,7 +157,7 @@ class Load:
             group.create_task(self._graph_signals(run_id, key, rng))
             if program.action:
                 group.create_task(self._act(run_id, key, program))
-            await self._to_its_end(run_id, key, retry=program.retry)
+            await self._to_its_end(run_id, key, rng, retry=program.retry)
 
     async def _graph_signals(self, run_id: str, key: str, rng: Random) -> None:
         for number in range(SIGNALS):
@@ -180,7 +180,7 @@ class Load:
             again = f"{key}-resume"
             await self._control(run_id, "resume", again, lambda: client.resume_run(run_id, request_id=again))
 
-    async def _to_its_end(self, run_id: str, key: str, *, retry: bool) -> None:
+    async def _to_its_end(self, run_id: str, key: str, rng: Random, *, retry: bool) -> None:
         """Wait until a run has ended. One whose undo failed is retried, and once one that has failed."""
         number = 0
         while True:
@@ -192,6 +192,9 @@ class Load:
             self._sink.pardon(run_id)
             again = f"{key}-retry-{number}"
             await self._control(run_id, "retry", again, partial(self._client.retry_run, run_id, request_id=again))
+            if state is RunState.FAILED:
+                # A run that has failed takes no signals: what was meant for it comes now.
+                await self._graph_signals(run_id, again, rng)
 
     # Code programs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,13 @@ from tests.faults.soak.checker import told
 from tests.faults.soak.findings import Finding, Rule
 from tests.faults.soak.levels import Level
 from tests.faults.soak.recovery import BOUNDS, Recoveries
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    """The median and the longest of some times, in two columns."""
+    if not seconds:
+        return f"{'-':>10}{'-':>10}"
+    return f"{statistics.median(seconds):8.2f} s{max(seconds):8.2f} s"
 
 
 @dataclass
@@ -77,17 +84,15 @@ class Report:
 
     def lines(self) -> Iterator[str]:
         """The table."""
-        yield f"{'fault':34}{'times':>6}{'recovery, median':>18}{'longest':>10}"
+        yield f"{'fault':34}{'times':>6}{'median':>10}{'longest':>10}  until the next progress of any run"
         for kind, times in sorted(self.faults.items()):
             after = self.recoveries.after.get(kind, [])
-            median, longest = (statistics.median(after), max(after)) if after else (0.0, 0.0)
-            yield f"{kind:34}{times:6}{median:16.2f} s{longest:8.2f} s"
+            yield f"{kind:34}{times:6}{_spread(after)}"
         yield ""
         yield f"{'recovery with a bound':42}{'times':>6}{'median':>10}{'longest':>10}{'bound':>8}"
         for name, bound in BOUNDS.items():
             each = self.recoveries.bounded.get(name, [])
-            median, longest = (statistics.median(each), max(each)) if each else (0.0, 0.0)
-            yield f"{name:42}{len(each):6}{median:8.2f} s{longest:8.2f} s{bound:6g} s"
+            yield f"{name:42}{len(each):6}{_spread(each)}{bound:6g} s"
         yield ""
         for level in self.levels:
             memory = " to ".join(f"{each / (1 << 20):.0f}" for each in level.memory)
