@@ -15,7 +15,7 @@ from tests.properties.oracle_model import Complete, Fail, Outcome, Task
 from tests.properties.oracle_run import Limits, Run
 
 MOST_STEPS = 1000
-_KINDS = {"corrective": "CORRECTIVE", "permanent": "PERMANENT"}
+_KINDS = {"corrective": "CORRECTIVE", "mismatch": "CORRECTIVE", "permanent": "PERMANENT"}
 
 
 @dataclass(frozen=True, slots=True)

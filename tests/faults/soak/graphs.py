@@ -24,6 +24,8 @@ RETRY = {"initial_delay": "20ms", "max_delay": "200ms", "max_attempts": 1000, "m
 TIMES = {"timeout": "4s", "lease": "10s"}
 STAGES = ("operational", "operational", "corrective", "corrective", "soon", "hang", "acted")
 """How an attempt goes wrong: ``soon`` with a retry_after, ``hang`` until its timeout, ``acted`` after the effect."""
+CHECKED = PREFIX + "two"
+"""The workflow whose step a has an output schema: there an attempt may also break that, ``mismatch``."""
 ACTIONS = ("", "", "", "", "pause", "cancel", "terminate")
 
 
@@ -131,6 +133,8 @@ def script(seed: int, node_id: str) -> Script:
     """What the step of a node does."""
     rng = Random(f"step {seed} {node_id}")
     stages = rng.sample(STAGES, rng.choice((0, 0, 0, 1, 1, 2)))
+    if node_id == "a" and graph_program(seed).workflow_id == CHECKED and rng.random() < 0.5:
+        stages.append("mismatch")
     if failing(seed) == node_id:
         stages.append("permanent")
     return Script(tuple(stages), rng.choice(workflows.INPUTS), _seconds(rng))

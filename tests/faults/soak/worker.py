@@ -37,6 +37,8 @@ def perform(ctx: StepContext, sink: ConditionalSink, plan: Script) -> Any:
         sink.act(ctx)
     ctx.checkpoint(done + 1)
     sink.save(ctx, done + 1)
+    if stage == "mismatch":
+        return "no object"
     return go_wrong(ctx, stage)
 
 
