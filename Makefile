@@ -4,7 +4,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test dev ci gen fmt lint type bench bench-peers
+.PHONY: help demo test faults dev ci gen fmt lint type bench bench-peers
 export PYTHON
 
 BIN := .venv/bin
@@ -22,6 +22,9 @@ demo: $(SET_UP) ## 830 real orders through a durable workflow, while a worker is
 
 test: $(SET_UP) ## all tests, against a real PostgreSQL
 	@$(BIN)/pytest -n 4 $(if $(ARGS),$(ARGS),tests)
+
+faults: $(SET_UP) ## everything fails in turn under load, for minutes; then a checker looks for what was lost
+	@$(BIN)/python -m tests.faults.soak $(ARGS)
 
 dev: $(SET_UP) ## a server with a PostgreSQL of its own, for development
 	@$(BIN)/fencepost dev $(ARGS)

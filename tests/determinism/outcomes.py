@@ -252,6 +252,8 @@ class Expected:
         first = min(range(len(ends)), key=lambda number: ends[number].at)
         over = ends[first].at
         if self._is_cancelled(cancel, over):
+            # The first branch that ends by it ends the race, which cancels the others: also amid their clean-up.
+            self.clean_ups = before[2]
             return Out("cancelled", max(start, min(cancel, self._ending)))
         if over == NEVER:
             return OPEN

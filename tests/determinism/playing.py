@@ -11,6 +11,7 @@ import datetime as dt
 import json
 import os
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import fencepost
@@ -45,6 +46,14 @@ def fold(last: int, value: object) -> int:
 # Steps. What they return is chance: only the history knows it.
 
 
+def _nothing(ctx: StepContext) -> object:
+    return None
+
+
+act: Callable[[StepContext], object] = _nothing
+"""What a step that succeeds does outside; who looks at effects puts something else in its place."""
+
+
 def outcome(site: int, mode: str, last: int, attempt: int) -> dict[str, int]:
     if mode == "flaky" and attempt == 1:
         raise OperationalError("not yet", code="FLAKY")
@@ -53,23 +62,30 @@ def outcome(site: int, mode: str, last: int, attempt: int) -> dict[str, int]:
     return {"site": site, "v": int.from_bytes(os.urandom(4)), "last": last}
 
 
+def acted(ctx: StepContext, site: int, mode: str, last: int, attempt: int) -> dict[str, int]:
+    result = outcome(site, mode, last, attempt)
+    act(ctx)
+    return result
+
+
 def plain(site: int, mode: str, last: int, ctx: StepContext) -> dict[str, int]:
-    return outcome(site, mode, last, ctx.attempt)
+    return acted(ctx, site, mode, last, ctx.attempt)
 
 
-async def slow(site: int, mode: str, last: int) -> dict[str, int]:
+async def slow(site: int, mode: str, last: int, ctx: StepContext) -> dict[str, int]:
     await asyncio.sleep(0.001)
-    return outcome(site, mode, last, 2)
+    return acted(ctx, site, mode, last, 2)
 
 
 @step("det.step")
 def remote(ctx: StepContext, input: dict[str, Any]) -> dict[str, int]:
-    return outcome(input["site"], input["mode"], input["last"], ctx.attempt)
+    return acted(ctx, input["site"], input["mode"], input["last"], ctx.attempt)
 
 
 @undo("det.undo")
 def undone(ctx: StepContext, input: Any) -> None:
     """What it undoes is in the history."""
+    act(ctx)
 
 
 @workflow("det_child", compatibility_id="1")

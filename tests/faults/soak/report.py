@@ -1,0 +1,112 @@
+"""What a soak prints: a table for people, and as its last line one JSON object."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.faults.soak.checker import told
+from tests.faults.soak.findings import Finding, Rule
+from tests.faults.soak.levels import Level
+from tests.faults.soak.recovery import BOUNDS, Recoveries
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    """The median and the longest of some times, in two columns."""
+    if not seconds:
+        return f"{'-':>10}{'-':>10}"
+    return f"{statistics.median(seconds):8.2f} s{max(seconds):8.2f} s"
+
+
+@dataclass
+class Report:
+    """The figures of a soak; ``findings`` must be empty."""
+
+    seed: int
+    seconds: float = 0.0
+    programs: int = 0
+    runs: int = 0
+    events: int = 0
+    trials: int = 0
+    refused: int = 0
+    known: int = 0
+    acknowledged: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    recoveries: Recoveries = field(default_factory=Recoveries)
+    levels: list[Level] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    disk_full: str = ""
+    stories: dict[str, str] = field(default_factory=dict)
+    """Histories of the runs that findings name."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.findings
+
+    def count(self, *rules: Rule) -> int:
+        """How many findings there are of some rules."""
+        return sum(finding.rule in rules for finding in self.findings)
+
+    def as_json(self) -> str:
+        """One line."""
+        after = self.recoveries.after
+        figures: dict[str, Any] = {
+            "seed": self.seed,
+            "seconds": round(self.seconds, 1),
+            "programs": self.programs,
+            "runs": self.runs,
+            "events": self.events,
+            "acknowledged": self.acknowledged,
+            "effects_tried": self.trials,
+            "effects_refused": self.refused,
+            "effects_known": self.known,
+            "faults": dict(sorted(self.faults.items())),
+            "faults_total": self.faults.total(),
+            "recoveries": sum(map(len, after.values())),
+            "longest_recovery": round(self.recoveries.longest, 2),
+            "bounded": {
+                name: {"count": len(each), "longest": round(max(each), 2), "bound": BOUNDS[name]}
+                for name, each in sorted(self.recoveries.bounded.items())
+            },
+            "disk_full": self.disk_full,
+            "lost": self.count(Rule.LOST),
+            "repeated": self.count(Rule.REPEATED),
+            "stuck": self.count(Rule.STUCK),
+            "other_findings": len(self.findings) - self.count(Rule.LOST, Rule.REPEATED, Rule.STUCK),
+            "holds": self.holds,
+        }
+        return json.dumps(figures)
+
+    def lines(self) -> Iterator[str]:
+        """The table."""
+        yield f"{'fault':34}{'times':>6}{'median':>10}{'longest':>10}  until the next progress of any run"
+        for kind, times in sorted(self.faults.items()):
+            after = self.recoveries.after.get(kind, [])
+            yield f"{kind:34}{times:6}{_spread(after)}"
+        yield ""
+        yield f"{'recovery with a bound':42}{'times':>6}{'median':>10}{'longest':>10}{'bound':>8}"
+        for name, bound in BOUNDS.items():
+            each = self.recoveries.bounded.get(name, [])
+            yield f"{name:42}{len(each):6}{_spread(each)}{bound:6g} s"
+        yield ""
+        for level in self.levels:
+            memory = " to ".join(f"{each / (1 << 20):.0f}" for each in level.memory)
+            files = " to ".join(map(str, level.files))
+            yield f"server {level.server} over {level.seconds:.0f} s: {memory} MiB, {files} descriptors"
+        yield f"disk full: {self.disk_full}"
+        yield (
+            f"{self.seconds:.0f} s, {self.programs} programs, {self.runs} runs, {self.events} events, "
+            f"{self.acknowledged} acknowledged calls, {self.trials} effects tried "
+            f"({self.known} were known, {self.refused} refused as they had to be)"
+        )
+        yield (
+            f"{self.faults.total()} faults; lost {self.count(Rule.LOST)}, repeated {self.count(Rule.REPEATED)}, "
+            f"stuck {self.count(Rule.STUCK)}, all findings {len(self.findings)}"
+        )
+        for finding in self.findings:
+            yield f"  {told(finding)}"

@@ -1,0 +1,150 @@
+"""One soak: the load, the faults, quiet, and the checker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+import grpc
+
+from tests.faults.scene import fetch
+from tests.faults.soak.checker import check
+from tests.faults.soak.conductor import Conductor
+from tests.faults.soak.faults import KINDS, Act, Fault
+from tests.faults.soak.findings import Finding, Rule
+from tests.faults.soak.levels import Levels
+from tests.faults.soak.load import Acked, Load
+from tests.faults.soak.report import Report
+from tests.faults.soak.stage import Stage
+from tests.faults.soak.tables import AT_WORK, sizes
+from tests.faults.soak.watcher import Watcher
+from tests.fixtures.api import Api
+
+AT_ONCE = 24
+MOST_STORIES = 20
+_RUN_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+QUIET = 150.0
+"""How long what is under way may take when the faults are over: a lease, its backoff, and every script."""
+
+
+@contextlib.asynccontextmanager
+async def background(*tasks: asyncio.Task[None]) -> AsyncIterator[None]:
+    """Tasks that are cancelled at the end of the block."""
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def soak(
+    stage: Stage,
+    seed: int,
+    plan: Sequence[Fault],
+    every: float,
+    *,
+    at_once: int = AT_ONCE,
+    acts: Mapping[str, Act] = KINDS,
+) -> Report:
+    """Play a plan on a stage under load, then check all there is."""
+    begin = time.monotonic()
+    report = Report(seed)
+    watcher = Watcher(stage.dsn)
+    load = Load(stage.target, watcher, stage.sink, seed, at_once)
+    levels = Levels(stage)
+    conductor = Conductor(stage, watcher, acts)
+    try:
+        async with background(asyncio.create_task(watcher.watch()), asyncio.create_task(levels.watch())):
+            await load.prepare()
+            running = asyncio.create_task(load.run())
+            await conductor.run(plan, every)
+            await load.stop()
+            await _quiet(running)
+        report.findings = [*_ended_by_themselves(stage), *await _check(stage, load.acked)]
+        report.stories = await _stories(stage, report.findings)
+    finally:
+        await watcher.close()
+        await load.close()
+    report.faults, report.recoveries = conductor.counts, conductor.recoveries
+    report.levels = levels.found()
+    report.programs = load.ended
+    report.findings += [Finding(Rule.LEVELS, str(level)) for level in report.levels if level.grown]
+    report.findings += [Finding(Rule.BOUND, text) for text in report.recoveries.late()]
+    acked = load.acked
+    report.acknowledged = len(acked.starts) + len(acked.signals) + len(acked.controls)
+    report.runs, report.events = await sizes(stage.dsn)
+    _count_trials(stage, report)
+    report.seconds = time.monotonic() - begin
+    return report
+
+
+def _ended_by_themselves(stage: Stage) -> list[Finding]:
+    """Workers and servers go on, whatever happens to others."""
+    return [
+        Finding(Rule.STUCK, f"{process.log_path.name}: it has ended with {process.returncode}:\n{process.logs[-2000:]}")
+        for process in (*stage.workers, *stage.servers)
+        if not process.running
+    ]
+
+
+async def _quiet(running: asyncio.Task[None]) -> None:
+    """Wait until all programs have ended; those that have not are stuck, which the checker tells."""
+    done, _ = await asyncio.wait([running], timeout=QUIET)
+    if done:
+        running.result()
+        return
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def _check(stage: Stage, acked: Acked) -> list[Finding]:
+    await _ended(stage.dsn)
+    api = Api(stage.servers[0].grpc_address)
+    try:
+        return await check(stage.dsn, api, stage.sink, acked)
+    finally:
+        await api.close()
+
+
+async def _stories(stage: Stage, findings: Sequence[Finding]) -> dict[str, str]:
+    """The histories of the runs that findings name, and what their steps did outside."""
+    named = {run_id for finding in findings for run_id in _RUN_ID.findall(finding.text)}
+    trials = stage.sink.trials()
+    api = Api(stage.servers[0].grpc_address)
+    found = {}
+    try:
+        for run_id in sorted(named)[:MOST_STORIES]:
+            with contextlib.suppress(AssertionError, grpc.aio.AioRpcError):  # it has gaps, or is not there
+                events = await api.history(run_id, page_size=1000)
+                acted = [str(trial) for trial in trials if trial.run_id == run_id]
+                found[run_id] = "\n".join([str(await api.get(run_id)), *map(str, events), *acted])
+    finally:
+        await api.close()
+    return found
+
+
+async def _ended(dsn: str) -> None:
+    """Children that were let go, and undo work, may go on for a while after their programs."""
+    end = time.monotonic() + QUIET
+    while time.monotonic() < end:
+        if not await fetch(dsn, AT_WORK):
+            return
+        await asyncio.sleep(0.2)
+
+
+def _count_trials(stage: Stage, report: Report) -> None:
+    trials = stage.sink.trials()
+    report.trials = len(trials)
+    report.refused = sum(trial.verdict == "refused" for trial in trials)
+    report.known = sum(trial.verdict == "known" for trial in trials)
+
+
+def logs(stage: Stage) -> dict[str, str]:
+    """What every process has printed, for whoever looks into a finding."""
+    paths = [Path(process.log_path) for process in (*stage.servers, *stage.workers)]
+    return {path.name: path.read_text(errors="replace") for path in paths if path.exists()}
