@@ -14,12 +14,13 @@ from fencepost.v1 import error_pb2, run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost_server.engine import commit
 from fencepost_server.engine.operations import Start
+from fencepost_server.store import lane as lanes
 from fencepost_server.store import pipeline
 from fencepost_server.store.lane import Lane
 from tests.engine.rows import count, holding
 from tests.fixtures.api import Api
 from tests.fixtures.manifests import handler_names, manifest
-from tests.fixtures.raw_worker import RawWorker
+from tests.fixtures.raw_worker import OK, RawWorker
 from tests.fixtures.refusals import refused
 from tests.fixtures.servers import InProcessServer, StartInProcessServer
 from tests.fixtures.waiting import eventually, until_blocked
@@ -112,6 +113,46 @@ async def test_a_transaction_takes_half_of_what_is_under_way(
         await eventually(lambda: server.app.engine.lanes[0].depth == 400)
     await asyncio.gather(first, others)
     assert sizes == [1, 200, 200]
+
+
+async def test_callers_that_come_one_after_the_other_share_a_transaction(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC lets them in one by one: at 64 callers there were two starts in a transaction."""
+    sizes: list[int] = []
+    work = commit.Committer.work
+
+    async def seen(self: Any, connection: Any, operations: list[Any], skip_locked: bool) -> Any:
+        sizes.append(len(operations))
+        return await work(self, connection, operations, skip_locked)
+
+    monkeypatch.setattr(commit.Committer, "work", seen)
+    monkeypatch.setattr(lanes, "_MOMENT", 0.3)  # longer than a slow machine takes for a call
+    server = await in_process_server(dsn, lanes=1)
+    api = connect_api(server.grpc_address)
+    await api.register(manifest())
+    await api.start_many([api.start_request() for _ in range(3)])
+    assert sizes == [3]
+    await asyncio.gather(*(api.start() for _ in range(30)))
+    assert sizes == [3, 30]
+
+
+async def test_a_caller_alone_and_workers_do_not_wait_for_others(
+    in_process_server: StartInProcessServer,
+    dsn: str,
+    connect_api: Connect,
+    connect_worker: ConnectWorker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lanes, "_MOMENT", 3600.0)
+    server = await in_process_server(dsn, lanes=1)
+    api = connect_api(server.grpc_address)
+    await api.register(manifest())
+    for _ in range(3):
+        await api.start()
+    worker = await connect_worker(server.grpc_address, capacity=3)
+    results = await worker.complete_all([(task, "1") for task in await worker.tasks(3)])
+    assert {result.outcome for result in results} == {OK}
 
 
 async def statements_of(server: InProcessServer, monkeypatch: pytest.MonkeyPatch, work: Awaitable[Any]) -> Counter[int]:
