@@ -71,7 +71,7 @@ class Config:
     # Group commit
     lanes: int = _setting(2, "Transactions that write at the same time.", low=1, high=64)
     lane_batch: int = _setting(
-        400, "Operations in one transaction, at most: it takes half of what is under way.", low=1, high=5000
+        400, "Operations in one transaction, at most: if more than 64 are under way it takes half.", low=1, high=5000
     )
     lane_batch_bytes: int = _setting(16 << 20, "Payload bytes in one transaction.", low=1 << 20, high=256 << 20)
     lane_queue: int = _setting(

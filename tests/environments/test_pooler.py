@@ -1,7 +1,7 @@
 """pgbouncer in transaction mode between servers and PostgreSQL: transactions of one connection are served by different
 processes, which keep nothing from one to the next.
 
-The whole suite of the store and the engine runs so, too: `--through pgbouncer`.
+Any tests run so, too, with `--through pgbouncer`; CI runs those of the store and some of the engine.
 """
 
 from __future__ import annotations

@@ -79,6 +79,8 @@ async def test_statements_of_a_failed_transaction_are_usable_in_the_next_one(dat
             failures += 1
             assert fails
     assert failures > 10
+    known = await database.rows(b"select count(*) from pg_prepared_statements")
+    assert known[0][0] < 20, "what was prepared before a failure is used again, not prepared once more"
 
 
 async def both(database: Database, first: bytes, second: bytes) -> None:

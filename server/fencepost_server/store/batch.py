@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fencepost_server.domain.model import Ended, RunRow, TaskRow
 from fencepost_server.store.arrays import Blobs, Bools, Ints, Texts, Times, Uuids, columns
-from fencepost_server.store.pipeline import Answer, Session
+from fencepost_server.store.pipeline import Result, Session
 from fencepost_server.store.queries import query
 
 TaskKey = tuple[str, int]
@@ -81,10 +81,10 @@ async def lock_and_read(
     """One round trip: lock in order, then read the clock, and the DECIDE tasks of the runs ``decided``. With
     ``skip_locked``, runs that others hold are left out.
     """
-    deciders: Answer | None = None
-    deployments: Answer | None = None
-    runs: Answer | None = None
-    tasks: Answer | None = None
+    deciders: Result | None = None
+    deployments: Result | None = None
+    runs: Result | None = None
+    tasks: Result | None = None
     if workflows:
         namespaces, workflow_ids = columns(sorted(workflows), Texts, Texts)
         deployments = session.send(_LOCK_DEPLOYMENTS, {"namespaces": namespaces, "workflow_ids": workflow_ids})
@@ -114,7 +114,7 @@ async def lock_and_read(
     )
 
 
-def _send_lock_tasks(session: Session, task_keys: Collection[TaskKey]) -> Answer:
+def _send_lock_tasks(session: Session, task_keys: Collection[TaskKey]) -> Result:
     run_ids, task_ids = columns(sorted(task_keys), Uuids, Ints)
     return session.send(_LOCK_TASKS, {"run_ids": run_ids, "task_ids": task_ids})
 

@@ -12,7 +12,7 @@ from typing import Any
 from fencepost_server.domain.model import PARKED_UNTIL
 from fencepost_server.store.arrays import Blobs, Bools, Column, Ints, Texts, Times, Uuids, columns
 from fencepost_server.store.connection import Database
-from fencepost_server.store.pipeline import Answer, Session
+from fencepost_server.store.pipeline import Result, Session
 from fencepost_server.store.queries import query
 
 _LETTERS = "abcdefghijkl"
@@ -112,14 +112,14 @@ async def read(session: Session, needs: Sequence[Need], now: datetime) -> list[R
     asked: dict[str, list[int]] = {}
     for index, need in enumerate(needs):
         asked.setdefault(need.statement, []).append(index)
-    sent: list[tuple[list[int], Answer]] = []
+    sent: list[tuple[list[int], Result]] = []
     for name, indexes in asked.items():
         params = _params(_READS[name], [needs[index].key for index in indexes])
         sent.append((indexes, session.send(query("extra", name), params | {"until": PARKED_UNTIL, "now": now})))
     await session.sync()
     found: list[Rows] = [[] for _ in needs]
-    for indexes, cursor in sent:
-        for ord_, *row in cursor.rows():
+    for indexes, result in sent:
+        for ord_, *row in result.rows():
             found[indexes[ord_ - 1]].append(tuple(row))
     return found
 

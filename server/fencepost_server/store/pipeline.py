@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
 Params = Mapping[str, Any]
+StatementKey = tuple[bytes, tuple[int, ...]]
+"""A statement and the types of its parameters."""
 
 MAX_PREPARED = 200
 """Statements that a connection keeps prepared; any further one is parsed each time."""
@@ -36,6 +38,7 @@ _BAD, _SYNC, _ABORTED, _FAILED = (
     ExecStatus.PIPELINE_ABORTED,
     ExecStatus.FATAL_ERROR,
 )
+_NOTHING = (_FAILED, _ABORTED)
 _PLACEHOLDER = re.compile(rb"%(?:%|\((\w+)\)s)?")
 
 
@@ -46,15 +49,15 @@ class Connection(psycopg.AsyncConnection[Any]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.prepared: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
-        """Names by statement and the types of its parameters."""
+        self.prepared: dict[StatementKey, bytes] = {}
+        """The names under which statements are prepared."""
         self.names = 0
         """How many there were. None is given twice: it may be known to the server although what came with it failed."""
         self.transformer: Any = None
         """Kept, because it remembers how each type is read and written."""
 
 
-class Answer:
+class Result:
     """What a statement returns, once it has been executed."""
 
     __slots__ = ("_result", "_transformer")
@@ -82,19 +85,19 @@ class Answer:
 class Session:
     """See the module. Made by ``pipelined``."""
 
-    __slots__ = ("_connection", "_loop", "_pgconn", "_preparing", "_sent", "_socket", "_transformer", "_waiter")
+    __slots__ = ("_connection", "_loop", "_pgconn", "_sent", "_socket", "_transformer", "_waiter")
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._pgconn = connection.pgconn
         self._transformer = connection.transformer
-        self._sent: list[Answer | None] = []  # None: of what prepares a statement
-        self._preparing: list[tuple[bytes, tuple[int, ...]]] = []
+        # In the order in which results come: what takes that of a statement, or the key of one that is being prepared.
+        self._sent: list[Result | StatementKey] = []
         self._loop = asyncio.get_running_loop()
         self._socket = self._pgconn.socket
         self._waiter: asyncio.Future[None] | None = None
 
-    def send(self, statement: bytes, params: Params | None = None) -> Answer:
+    def send(self, statement: bytes, params: Params | None = None) -> Result:
         """Queue a statement. Raises what a value can't be sent for."""
         transformer = self._transformer
         values: Sequence[Any] | None = None
@@ -113,54 +116,53 @@ class Session:
             self._pgconn.send_query_params(text, values, types, formats, Format.BINARY)
         else:
             self._pgconn.send_query_prepared(name, values, formats, Format.BINARY)
-        answer = Answer(transformer)
-        self._sent.append(answer)
-        return answer
+        result = Result(transformer)
+        self._sent.append(result)
+        return result
 
     def _prepare(self, statement: bytes, text: bytes, types: tuple[int, ...]) -> bytes:
         self._connection.names += 1
         name = self._connection.prepared[statement, types] = b"fencepost_%d" % self._connection.names
         self._pgconn.send_prepare(name, text, types)
-        self._sent.append(None)
-        self._preparing.append((statement, types))
+        self._sent.append((statement, types))
         return name
 
     async def sync(self) -> None:
         """One round trip: everything queued so far has been executed, or this raises the first error of it."""
-        await self.end()
+        await self._round_trip()
 
-    async def end(self) -> None:
-        """As ``sync``, for what has to be the last."""
+    async def _round_trip(self) -> None:
         sent, self._sent = self._sent, []
-        preparing, self._preparing = self._preparing, []
         self._pgconn.pipeline_sync()
         failed: PGresult | None = None
         try:
             if self._pgconn.flush():
                 await self._flush()
-            index = 0
-            while (result := await self._next()) is not None:
+            for waiting in sent:
+                result = await self._next()
+                if result is None:
+                    raise psycopg.InternalError("fewer results than statements")
                 status = result.status
                 if status == _FAILED:
                     failed = failed or result
-                elif status != _ABORTED and (answer := sent[index]) is not None:
-                    answer._result = result
-                index += 1
+                if isinstance(waiting, Result):
+                    waiting._result = None if status in _NOTHING else result
+                elif status in _NOTHING:
+                    del self._connection.prepared[waiting]  # what else was prepared stays so, whatever failed later
+            await self._next()
         except psycopg.OperationalError as error:
             # What the server has said before it hung up says more than that it did.
             if failed is not None:
                 raise error_from_result(failed) from error
             raise
         if failed is not None:
-            for key in preparing:  # what stood behind the failure is not
-                del self._connection.prepared[key]
             raise error_from_result(failed)
 
     async def rows(self, statement: bytes, params: Params | None = None) -> list[Any]:
         """Queue a statement and wait for it and all before it."""
-        answer = self.send(statement, params)
+        result = self.send(statement, params)
         await self.sync()
-        return answer.rows()
+        return result.rows()
 
     async def _next(self) -> PGresult | None:
         """The result of the next statement; None after the last one."""
@@ -224,13 +226,13 @@ async def pipelined(connection: Connection) -> AsyncIterator[Session]:
     connection.pgconn.enter_pipeline_mode()
     try:
         yield session
-        await session.end()
+        await session._round_trip()
     except asyncio.CancelledError:
         raise
     except BaseException:
         if session._sent:
             with suppress(psycopg.Error):
-                await session.end()
+                await session._round_trip()
         raise
     finally:
         # Not left while results are under way, as after a cancellation: then the connection is not used again.

@@ -190,8 +190,8 @@ async def in_order(database: Database, statement: bytes, params: Params) -> list
     """The rows of a statement that reads ranges of indexes in their order, each up to a limit."""
     async with database.transaction() as session:
         session.send(query("run", "in_order"))
-        cursor = session.send(statement, params)
-    return cursor.rows()
+        result = session.send(statement, params)
+    return result.rows()
 
 
 async def list_runs(database: Database, wanted: RunFilter, before: Place | None, limit: int) -> RunPage:

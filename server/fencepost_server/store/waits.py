@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from fencepost_server.store.pipeline import Answer, Session
+from fencepost_server.store.pipeline import Result, Session
 from fencepost_server.store.queries import query
 
 
@@ -25,12 +25,12 @@ class OpenWaitRow:
     """Of an op of a code run, which has no node."""
 
 
-def send_open(session: Session, params: Mapping[str, Any]) -> Answer:
+def send_open(session: Session, params: Mapping[str, Any]) -> Result:
     """Ask for the first 1,000 of a run's waits, ``params`` having its run_id; ``read_open`` reads the answer."""
     return session.send(query("wait", "open_waits"), params)
 
 
-def read_open(answer: Answer) -> list[OpenWaitRow]:
+def read_open(answer: Result) -> list[OpenWaitRow]:
     """The waits in the order in which they began."""
     return [_row(seq, json.loads(place), fire_at, name, child) for seq, place, fire_at, name, child in answer.rows()]
 

@@ -222,12 +222,12 @@ select k.ord, s.size from unnest(%(a)s) with ordinality k(a, ord)
 cross join lateral (select coalesce(sum(size), 0)::bigint as size from signal s where s.run_id = k.a) s;
 
 -- name: wake_decider
--- The run of an idle DECIDE task has an event for it. By tuple id: its run is locked and no claim takes an idle one, so it stays where
--- it is; and a join by the run may be planned as a loop in a loop. index: task_pkey
+-- The run of an idle DECIDE task has an event for it. Its run is locked, and no claim takes an idle one. By tuple id, once it is locked:
+-- a join by the run may be planned as a loop in a loop. index: task_pkey
 update task t set visible_at = k.b
 from (
     select k.*, p.place from unnest(%(a)s, %(b)s) k(a, b)
-    cross join lateral (select ctid as place from task p where p.run_id = k.a and p.task_id = 1 offset 0) p
+    cross join lateral (select ctid as place from task p where p.run_id = k.a and p.task_id = 1 for update) p
 ) k
 where t.ctid = k.place;
 
@@ -236,7 +236,7 @@ where t.ctid = k.place;
 update task t set visible_at = k.d - interval '60 s', lease_session = k.b, token = k.c, lease_expires_at = k.d, attempt = 1
 from (
     select k.*, p.place from unnest(%(a)s, %(b)s, %(c)s, %(d)s) k(a, b, c, d)
-    cross join lateral (select ctid as place from task p where p.run_id = k.a and p.task_id = 1 offset 0) p
+    cross join lateral (select ctid as place from task p where p.run_id = k.a and p.task_id = 1 for update) p
 ) k
 where t.ctid = k.place;
 
@@ -286,14 +286,13 @@ update undo u set run_id = k.b, of_seq = u.of_seq - k.c, origin = coalesce(u.ori
 from unnest(%(a)s, %(b)s, %(c)s) k(a, b, c) where u.run_id = any(%(a)s) and u.run_id = k.a;
 
 -- name: move_key
--- A run continues as new, and holds its dedupe key as that. By tuple id, as in update_keys: the key is changed under the lock of the
--- run that holds it only. index: run_key_pkey
+-- A run continues as new, and holds its dedupe key as that. By tuple id, once it is locked, as in wake_decider. index: run_key_pkey
 update run_key r set run_id = k.e, definition_hash = k.f
 from (
     select k.*, p.place from unnest(%(a)s, %(b)s, %(c)s, %(d)s, %(e)s, %(f)s) k(a, b, c, d, e, f)
     cross join lateral (
         select ctid as place from run_key p
-        where p.namespace = k.a and p.kind = 3 and p.workflow_id = k.b and p.user_id = '' and p.key = k.c and p.run_id = k.d offset 0
+        where p.namespace = k.a and p.kind = 3 and p.workflow_id = k.b and p.user_id = '' and p.key = k.c and p.run_id = k.d for update
     ) p
 ) k
 where r.ctid = k.place;
