@@ -39,6 +39,7 @@ _BAD, _SYNC, _ABORTED, _FAILED = (
     ExecStatus.FATAL_ERROR,
 )
 _NOTHING = (_FAILED, _ABORTED)
+_STALE = (psycopg.errors.FeatureNotSupported, psycopg.errors.InvalidSqlStatementName)
 _PLACEHOLDER = re.compile(rb"%(?:%|\((\w+)\)s)?")
 
 
@@ -74,6 +75,7 @@ class Result:
             return []
         self._transformer.set_pgresult(result)
         rows: list[Any] = self._transformer.load_rows(0, count, tuple)
+        self._transformer.set_pgresult(None)  # which may be large
         return rows
 
     @property
@@ -148,7 +150,9 @@ class Session:
                 if isinstance(waiting, Result):
                     waiting._result = None if status in _NOTHING else result
                 elif status in _NOTHING:
-                    del self._connection.prepared[waiting]  # what else was prepared stays so, whatever failed later
+                    self._connection.prepared.pop(
+                        waiting, None
+                    )  # what else was prepared stays so, whatever failed later
             await self._next()
         except psycopg.OperationalError as error:
             # What the server has said before it hung up says more than that it did.
@@ -156,7 +160,17 @@ class Session:
                 raise error_from_result(failed) from error
             raise
         if failed is not None:
-            raise error_from_result(failed)
+            raise self._error(failed)
+
+    def _error(self, failed: PGresult) -> psycopg.Error:
+        error = error_from_result(failed)
+        if isinstance(error, _STALE):
+            # A column has another type by now, or a pooler has lost what was prepared: prepared anew, it works.
+            self._connection.prepared.clear()
+            stale = psycopg.OperationalError(f"what was prepared is of no use any more: {error}")
+            stale.__cause__ = error
+            return stale
+        return error
 
     async def rows(self, statement: bytes, params: Params | None = None) -> list[Any]:
         """Queue a statement and wait for it and all before it."""
@@ -182,35 +196,27 @@ class Session:
 
     async def _flush(self) -> None:
         """Send what the socket did not take at once, reading meanwhile: the server may wait for that."""
-        sendable = asyncio.Event()
-        self._loop.add_writer(self._socket, sendable.set)
-        try:
-            while self._pgconn.flush():
-                sendable.clear()
-                readable = asyncio.ensure_future(self._wait())
-                writable = asyncio.ensure_future(sendable.wait())
-                try:
-                    await asyncio.wait((readable, writable), return_when=asyncio.FIRST_COMPLETED)
-                    if readable.done():
-                        self._pgconn.consume_input()
-                finally:
-                    readable.cancel()
-                    writable.cancel()
-                    await asyncio.gather(readable, writable, return_exceptions=True)
-        finally:
-            self._loop.remove_writer(self._socket)
+        while self._pgconn.flush():
+            await self._wait(writing=True)
+            self._pgconn.consume_input()
 
-    async def _wait(self) -> None:
-        """Until there is something to read."""
+    async def _wait(self, *, writing: bool = False) -> None:
+        """Until there is something to read, or room to write. The loop has forgotten the socket when this ends: libpq
+        may close it at the next read, and its number is another one's then.
+        """
         self._waiter = waiter = self._loop.create_future()
-        self._loop.add_reader(self._socket, self._readable)
+        self._loop.add_reader(self._socket, self._ready)
+        if writing:
+            self._loop.add_writer(self._socket, self._ready)
         try:
             await waiter
         finally:
             self._waiter = None
             self._loop.remove_reader(self._socket)
+            if writing:
+                self._loop.remove_writer(self._socket)
 
-    def _readable(self) -> None:
+    def _ready(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -228,6 +234,7 @@ async def pipelined(connection: Connection) -> AsyncIterator[Session]:
         yield session
         await session._round_trip()
     except asyncio.CancelledError:
+        connection.pgconn.finish()  # what it still says is nobody's answer
         raise
     except BaseException:
         if session._sent:
@@ -235,7 +242,6 @@ async def pipelined(connection: Connection) -> AsyncIterator[Session]:
                 await session._round_trip()
         raise
     finally:
-        # Not left while results are under way, as after a cancellation: then the connection is not used again.
         with suppress(psycopg.OperationalError):
             connection.pgconn.exit_pipeline_mode()
 
