@@ -150,9 +150,8 @@ class Session:
                 if isinstance(waiting, Result):
                     waiting._result = None if status in _NOTHING else result
                 elif status in _NOTHING:
-                    self._connection.prepared.pop(
-                        waiting, None
-                    )  # what else was prepared stays so, whatever failed later
+                    # What else was prepared stays so, whatever failed later.
+                    self._connection.prepared.pop(waiting, None)
             await self._next()
         except psycopg.OperationalError as error:
             # What the server has said before it hung up says more than that it did.
