@@ -1,7 +1,7 @@
 """pgbouncer in transaction mode between servers and PostgreSQL: transactions of one connection are served by different
 processes, which keep nothing from one to the next.
 
-The whole suite of the store and the engine runs so, too: `--through pgbouncer`.
+The whole suite of the store and the engine runs so, too: `--through pgbouncer`. Row 20 of the field failures.
 """
 
 from __future__ import annotations
