@@ -92,7 +92,9 @@ class Config:
     # Sessions
     max_sessions: int = _setting(2000, "Worker streams; more are refused as TOO_MANY_SESSIONS.", low=1, high=100_000)
     max_capacity: int = _setting(10_000, "Tasks at a time for one session.", low=1, high=100_000)
-    max_concurrent_calls: int = _setting(10_000, "gRPC calls at a time, streams included.", low=10, high=1_000_000)
+    max_concurrent_calls: int = _setting(
+        10_000, "gRPC calls at a time, streams included; more are refused as OVERLOADED.", low=10, high=1_000_000
+    )
     heartbeat_interval: float = _setting(20.0, "How often workers renew their leases.", low=0.1, high=600)
     ping_interval: float = _setting(
         5.0, "How often the server pings a session; three unanswered end it.", low=0.1, high=60

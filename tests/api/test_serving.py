@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -19,6 +20,7 @@ from fencepost_server.web.app import HttpPortInUse
 from tests.fixtures.api import DEADLINE, Api
 from tests.fixtures.manifests import manifest
 from tests.fixtures.raw_worker import RawWorker
+from tests.fixtures.refusals import refused
 from tests.fixtures.servers import InProcessServer, StartInProcessServer
 from tests.fixtures.waiting import eventually
 
@@ -146,3 +148,28 @@ async def test_a_message_past_every_limit_is_refused_and_the_server_goes_on(api:
         await api.start(input='"' + "x" * (8 << 20) + '"')
     assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert (await api.start()).created
+
+
+async def test_no_more_calls_are_open_than_may_and_who_is_refused_is_told_when_to_come_again(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Callable[[str], Api]
+) -> None:
+    """I12: gRPC's own limit told neither why nor until when."""
+    server = await in_process_server(dsn, max_concurrent_calls=10)
+    api = connect_api(server.grpc_address)
+    await api.register(manifest())
+    run_ids = [(await api.start()).run_id for _ in range(10)]
+    waiting = [asyncio.create_task(api.wait(run_id)) for run_id in run_ids]
+    await eventually(lambda: len(server.app.engine.watches.run_ids) == 10)
+    with refused("OVERLOADED", grpc.StatusCode.RESOURCE_EXHAUSTED) as refusal:
+        await api.start()
+    assert refusal.error.retry_after
+    for call in waiting:
+        call.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def taken() -> bool:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            return (await api.start()).created
+        return False
+
+    await eventually(taken)

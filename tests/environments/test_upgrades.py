@@ -2,6 +2,8 @@
 
 An older schema is made by the older migrations, with the rows in it that a server has written, as far as it has columns
 for them: migrations only add, which is what lets the servers of a release go on beside the migrations of the next.
+
+Row 36 of the field failures.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ async def test_context_is_stable_where_it_must_be(server: InProcessServer) -> No
 
 
 async def test_blocked_handlers_do_not_silence_heartbeats(in_process_server: Callable[..., Any], dsn: str) -> None:
-    """A thread and the steps' event loop, each blocked for three leases: no lease runs out."""
+    """Row 29 of the field's failures: a thread and the event loop, each blocked for three leases: none runs out."""
     server = await in_process_server(dsn)
     attempts: list[int] = []
     blocked = threading.Barrier(2)

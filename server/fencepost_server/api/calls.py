@@ -1,5 +1,5 @@
-"""What every call of the unary services has around it: bytes that are no message become INVALID_REQUEST, our errors
-google.rpc.Status, others an incident.
+"""What every call has around it: a limit of calls at a time; in the unary services, bytes that are no message become
+INVALID_REQUEST, our errors google.rpc.Status, others an incident.
 """
 
 from __future__ import annotations
@@ -14,13 +14,43 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from fencepost_server.domain.errors import InvalidRequest
+from fencepost_server.domain.errors import InvalidRequest, Overloaded
 from fencepost_server.wire.status import aborting, sanitised
 
 Self = TypeVar("Self")
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class CallLimit(grpc.aio.ServerInterceptor):
+    """Refuses calls of all services beyond ``limit`` at a time as OVERLOADED, before their requests are read.
+
+    gRPC's own limit says neither why it refuses nor when to come again.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._calls = 0
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
+        """Called by gRPC in the task of a call, which ends with the call, however that ends."""
+        task = asyncio.current_task()
+        if task is None or self._calls >= self._limit:
+            return _TOO_MANY
+        self._calls += 1
+        task.add_done_callback(self._ended)
+        return await continuation(details)
+
+    def _ended(self, _task: asyncio.Task[Any]) -> None:
+        self._calls -= 1
+
+
+async def _refuse(_requests: object, context: Context) -> None:
+    await context.abort(*aborting(Overloaded("too many calls at a time")))
+
+
+_TOO_MANY: Any = grpc.stream_stream_rpc_method_handler(_refuse)  # of a stream, gRPC reads nothing that nobody asks for
 
 
 def handlers(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:

@@ -7,7 +7,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from fencepost.v1 import definition_service_pb2, run_service_pb2, schedule_service_pb2, worker_service_pb2
-from fencepost_server.api.calls import handlers
+from fencepost_server.api.calls import CallLimit, handlers
 from fencepost_server.api.definition_service import DefinitionService
 from fencepost_server.api.queries import RunQueries
 from fencepost_server.api.run_service import RunService
@@ -36,7 +36,7 @@ class GrpcServer:
         self._queries = RunQueries(config, engine, self.streams)
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
-            maximum_concurrent_rpcs=config.max_concurrent_calls, options=_options(config, shared_port=shared_port)
+            interceptors=[CallLimit(config.max_concurrent_calls)], options=_options(config, shared_port=shared_port)
         )
         self._server.add_generic_rpc_handlers(
             (

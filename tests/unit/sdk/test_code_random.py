@@ -48,6 +48,7 @@ def test_chance_leaves_no_kind_of_event_out() -> None:
 
 
 def test_other_processes_with_other_hash_seeds_and_other_pythons_see_the_same() -> None:
+    """Row 40 of the field failures."""
     pythons = {sys.executable} | {
         path for minor in range(12, 16) if (path := shutil.which(f"python3.{minor}")) and _has_packages(path)
     }
