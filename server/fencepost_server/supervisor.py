@@ -36,6 +36,9 @@ GIVE_UP = 5
 START_TIMEOUT = 60.0
 STOP_SLACK = 10.0
 """Seconds that a process may take to end, beyond the grace of its workers."""
+AT_ONCE = signal.SIGUSR1
+"""Ends a process without waiting for anything. SIGTERM doesn't, however often it comes: it may come from the parent,
+from whoever signals the whole group, and from the leash."""
 
 
 class CannotStart(Exception):
@@ -136,6 +139,7 @@ class _Family:
         self._children = [_Child(number) for number in range(1, config.processes + 1)]
         self._all_served = asyncio.Event()
         self._stopping = asyncio.Event()
+        self._last_sent = signal.SIGTERM
         self.grpc_port = 0
 
     def states(self) -> Mapping[int, ProcessState]:
@@ -169,7 +173,7 @@ class _Family:
     def _on_signal(self) -> None:
         if self._stopping.is_set():
             log.warning("a second signal: ending all processes at once")
-            self._send(signal.SIGTERM)  # which is a second one for them, too
+            self._send_all(AT_ONCE)
         else:
             log.info("shutting down")
             self._stop()
@@ -177,20 +181,20 @@ class _Family:
     def _stop(self) -> None:
         if not self._stopping.is_set():
             self._stopping.set()
-            self._send(signal.SIGTERM)
+            self._send_all(signal.SIGTERM)
 
-    def _send(self, number: signal.Signals) -> None:
+    def _send_all(self, number: signal.Signals) -> None:
+        self._last_sent = number
         for child in self._children:
             if child.process is not None and child.process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    child.process.send_signal(number)
+                _send(child.process, number)
 
     async def _end_all(self, keepers: Sequence[asyncio.Task[None]]) -> None:
         """Wait until all have ended, with a limit."""
         _, late = await asyncio.wait(keepers, timeout=self._config.shutdown_grace + STOP_SLACK)
         if late:
             log.error("%d processes have not ended in time: killing them", len(late))
-            self._send(signal.SIGKILL)
+            self._send_all(signal.SIGKILL)
             await asyncio.wait(late)
 
     async def _keep_up(self, child: _Child) -> None:
@@ -215,7 +219,7 @@ class _Family:
         """One life of it. Returns its exit code, minus the signal that ended it."""
         process = child.process = await self._start(child)
         if self._stopping.is_set():  # while it was started
-            self._send(signal.SIGTERM)
+            self._send_all(signal.SIGTERM)
         assert process.stdout is not None
         line = b""
         try:
@@ -251,6 +255,11 @@ class _Family:
             await process.stdin.drain()
         process.stdin.close()
         return process
+
+
+def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
 
 
 def _told(code: int) -> str:

@@ -45,6 +45,12 @@ def pids(server: Process) -> dict[int, list[int]]:
     return found
 
 
+def stopped(server: ServerProcess) -> set[int]:
+    """The processes that have told that they ended in order."""
+    told = server.events()
+    return {entry["process"] for entry in told if entry.get("message") == "stopped" and "process" in entry}
+
+
 async def of_each(server: ServerProcess, metric: str) -> dict[str, float]:
     """A metric by process."""
     return {s.labels["process"]: s.value for s in await samples(server.http_address) if s.name == metric}
@@ -127,18 +133,50 @@ async def test_both_processes_and_nobody_else_get_streams_and_one_that_is_killed
 
 
 async def test_sigterm_lets_the_workers_of_all_processes_finish(pair: Pair) -> None:
-    server, workers, tasks = pair.server, pair.workers, pair.tasks
+    server = pair.server
     ours = children(server)
     server.signal(signal.SIGTERM)
-    for worker, task in zip(workers, tasks, strict=True):
+    for worker in pair.workers:
         await worker.next(pb.Drain)
-        assert (await worker.complete(task)).outcome == OK
-        await worker.close()
+    await finish_all(pair)
     assert await asyncio.to_thread(server.wait) == 0
     assert [child.is_running() for child in ours] == [False, False]
-    told = server.events()
-    by_process = {entry["process"] for entry in told if entry.get("message") == "stopped" and "process" in entry}
-    assert by_process == {1, 2}, "logs tell the process"
+    assert stopped(server) == {1, 2}, "logs tell the process"
+
+
+async def finish_all(pair: Pair) -> None:
+    """The workers finish what they have, and go."""
+    for worker, task in zip(pair.workers, pair.tasks, strict=True):
+        assert (await worker.complete(task)).outcome == OK
+        await worker.close()
+
+
+async def test_sigterm_to_the_whole_group_lets_the_workers_finish(pair: Pair) -> None:
+    """As service managers send it: each process gets it from them and from the parent."""
+    server = pair.server
+    ours = children(server)
+    for process in (*ours, psutil.Process(server.pid)):
+        process.send_signal(signal.SIGTERM)
+    for worker in pair.workers:
+        await worker.next(pb.Drain)
+    for process in ours:
+        process.send_signal(signal.SIGTERM)
+    await finish_all(pair)
+    assert await asyncio.to_thread(server.wait) == 0
+    assert stopped(server) == {1, 2}
+
+
+async def test_workers_finish_when_the_parent_is_killed_amid_a_shutdown(pair: Pair) -> None:
+    server = pair.server
+    ours = children(server)
+    server.signal(signal.SIGTERM)
+    for worker in pair.workers:
+        await worker.next(pb.Drain)
+    psutil.Process(server.pid).kill()
+    await asyncio.to_thread(server.wait)
+    await finish_all(pair)
+    await eventually(lambda: not any(child.is_running() for child in ours))
+    assert stopped(server) == {1, 2}
 
 
 async def test_a_second_signal_ends_all_at_once(pair: Pair) -> None:
@@ -159,7 +197,7 @@ async def test_processes_end_in_order_when_their_parent_is_killed(server_process
     psutil.Process(server.pid).kill()
     await asyncio.to_thread(server.wait)
     await eventually(lambda: not any(child.is_running() for child in ours))
-    assert {entry["process"] for entry in server.events() if entry.get("message") == "stopped"} == {1, 2}
+    assert stopped(server) == {1, 2}
 
 
 @contextmanager

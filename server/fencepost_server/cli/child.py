@@ -15,7 +15,7 @@ def main() -> None:
     quiet_grpc()
     from fencepost_server import app
     from fencepost_server.logs import set_up_logging
-    from fencepost_server.supervisor import Assignment
+    from fencepost_server.supervisor import AT_ONCE, Assignment
 
     def announced(server: app.Running) -> None:
         line = {"event": "serving", "grpc_port": server.grpc.port, "http_port": server.http.port, "pid": os.getpid()}
@@ -25,7 +25,7 @@ def main() -> None:
     assignment = Assignment.load(sys.stdin.buffer.readline())
     set_up_logging(assignment.config, assignment.process)
     try:
-        run_loop(app.serve(assignment.config, shared_port=True, announced=announced))
+        run_loop(app.serve(assignment.config, shared_port=True, at_once=AT_ONCE, announced=announced))
     except Exception as error:
         fault = explain(error)
         if fault is None:
