@@ -110,7 +110,8 @@ async def _prepared(config: Config, family: _Family) -> AsyncIterator[tuple[Rese
             causes.append(error)
 
     async def reserve() -> ReservedPort:
-        return stack.enter_context(ReservedPort(config.grpc_host, config.grpc_port))
+        # In a thread, for it looks the host up.
+        return stack.enter_context(await asyncio.to_thread(ReservedPort, config.grpc_host, config.grpc_port))
 
     async def serve_http() -> HttpServer:
         http = HttpServer(config, ToldByProcesses(family.states))

@@ -251,6 +251,17 @@ def test_a_host_that_is_not_here_is_told() -> None:
         ReservedPort("192.0.2.1", 7654)
 
 
+@pytest.mark.parametrize("port", [0, 7654])
+def test_a_host_that_nobody_knows_is_told(port: int) -> None:
+    with pytest.raises(NotShared, match=rf"can't listen on no\.such\.host\.invalid:{port}: "):
+        ReservedPort("no.such.host.invalid", port)
+
+
+def test_a_host_that_is_not_here_is_told_for_any_port() -> None:
+    with pytest.raises(NotShared, match=r"can't listen on 192\.0\.2\.1:0: Cannot assign"):
+        ReservedPort("192.0.2.1", 0)
+
+
 def test_of_two_who_reserve_a_port_at_the_same_time_one_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both have bound to it, which neither is refused, before either goes on."""
     both_bound = threading.Barrier(2, timeout=30)
