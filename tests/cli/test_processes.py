@@ -7,9 +7,11 @@ import re
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import psutil
 import pytest
@@ -188,6 +190,22 @@ async def test_a_second_signal_ends_all_at_once(pair: Pair) -> None:
     server.signal(signal.SIGINT)
     assert await asyncio.to_thread(server.wait, 10) == 1
     assert [child.is_running() for child in ours] == [False, False]
+
+
+async def test_the_other_process_is_ready_while_one_is_frozen(server_process: StartServerProcess, dsn: str) -> None:
+    server = server_process(dsn, **SETTINGS)
+    frozen = psutil.Process(pids(server)[1][0])
+    frozen.suspend()
+    await eventually(lambda: asyncio.to_thread(_ready, server), interval=0.1)
+    assert set(await of_each(server, "fencepost_sessions")) == {"2"}
+    frozen.resume()
+    assert await asyncio.to_thread(server.terminate) == 0
+
+
+def _ready(server: ServerProcess) -> bool:
+    with suppress(HTTPError), urlopen(f"http://{server.http_address}/readyz", timeout=30) as answer:
+        return bool(answer.status == 200)
+    return False
 
 
 async def test_processes_end_in_order_when_their_parent_is_killed(server_process: StartServerProcess, dsn: str) -> None:
