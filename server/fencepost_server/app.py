@@ -91,22 +91,31 @@ async def _drain(server: Running) -> None:
 
 
 async def serve(
-    config: Config, *, shared_port: bool = False, announced: Callable[[Running], None] | None = None
+    config: Config,
+    *,
+    shared_port: bool = False,
+    at_once: signal.Signals | None = None,
+    announced: Callable[[Running], None] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; a second signal ends at once. ``announced`` is told when it serves; else standard
-    output is.
+    """Serve until SIGTERM or SIGINT. ``at_once``: the signal that ends it without waiting for anything; None: a second
+    one of those two does. ``announced`` is told when it serves; else standard output is.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def on_signal() -> None:
-        if stop.is_set():
-            log.warning("a second signal: exiting at once")
-            os._exit(1)
+        if stop.is_set() and at_once is None:
+            end_at_once()
         stop.set()
+
+    def end_at_once() -> None:
+        log.warning("told to end now: exiting at once")
+        os._exit(1)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    if at_once is not None:
+        loop.add_signal_handler(at_once, end_at_once)
     async with running(config, shared_port=shared_port) as server:
         _spare_the_collector()
         (announced or announce)(server)

@@ -13,11 +13,16 @@ from fencepost_server.config import Config
 def tell_ports(config: Config, grpc_port: int, http_port: int) -> None:
     """Tell where there is a server: as a JSON line for programs, else as a sentence."""
     if config.log_format == "json":
-        line = {"event": "serving", "grpc_port": grpc_port, "http_port": http_port, "pid": os.getpid()}
-        print(json.dumps(line), flush=True)  # noqa: T201  # stdout is what a supervisor reads
+        tell_program_ports(grpc_port, http_port)
     else:
         grpc_address, http_address = f"{config.grpc_host}:{grpc_port}", f"{config.http_host}:{http_port}"
         print(f"fencepost serves gRPC on {grpc_address}, HTTP on {http_address}", flush=True)  # noqa: T201  # for people
+
+
+def tell_program_ports(grpc_port: int, http_port: int) -> None:
+    """Tell it as a JSON line, whatever the format of the log."""
+    line = {"event": "serving", "grpc_port": grpc_port, "http_port": http_port, "pid": os.getpid()}
+    print(json.dumps(line), flush=True)  # noqa: T201  # stdout is what a supervisor reads
 
 
 def set_up_logging(config: Config, process: int | None = None) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -28,22 +29,23 @@ class ReservedPort:
     """A port that is ours alone until it is closed. ``port`` is its number."""
 
     def __init__(self, host: str, port: int) -> None:
-        """``port`` 0 takes a free one. Raises NotShared."""
+        """``port`` 0 takes a free one. Looks the host up, which blocks. Raises NotShared."""
         if sys.platform != "linux":
             raise NotShared("several processes on one port need Linux, which spreads connections over them")
         self._host = host
         self._sockets: list[socket.socket] = []
-        self.port = port or self._free_port()
+        self.port = port
         for tries_left in reversed(range(_TRIES)):
             try:
+                # Between a port's being found and held, somebody else may take it: then, another.
+                self.port = port or self._free_port()
                 self._hold_all()
                 return
             except OSError as error:
                 self.close()
-                if port or not tries_left:
+                if port or not tries_left or error.errno != errno.EADDRINUSE:
                     why = "is the port in use?" if error.errno == errno.EADDRINUSE else error.strerror
                     raise NotShared(f"can't listen on {host}:{self.port}: {why}") from error
-            self.port = self._free_port()  # between its being found and held, somebody else took the last one
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +81,7 @@ class ReservedPort:
             with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
                 probe.bind(address)
                 return int(probe.getsockname()[1])
-        raise NotShared(f"can't listen on {self._host}")
+        raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
 
 
 def _held(family: socket.AddressFamily, address: tuple[object, ...]) -> socket.socket:

@@ -30,20 +30,19 @@ log = logging.getLogger("fencepost")
 FIRST_DELAY, MAX_DELAY = 0.2, 15.0
 """Seconds before a process is started again: the first after its end, twice as long each time, and at most."""
 SETTLED = 30.0
-"""Seconds that a process has to live for its end to count as the first."""
+"""Seconds that a process has to serve for its end to count as the first."""
 GIVE_UP = 5
 """Ends in a row of each process after which all is given up: only while none serves."""
 START_TIMEOUT = 60.0
 STOP_SLACK = 10.0
 """Seconds that a process may take to end, beyond the grace of its workers."""
+AT_ONCE = signal.SIGUSR1
+"""Ends a process without waiting for anything. SIGTERM doesn't, however often it comes: it may come from the parent,
+from whoever signals the whole group, and from the leash."""
 
 
-class CannotStart(Exception):
-    """One or more things keep the processes from being started. ``causes`` has the error of each."""
-
-    def __init__(self, causes: Sequence[BaseException]) -> None:
-        super().__init__("; ".join(map(str, causes)))
-        self.causes = causes
+class CannotStart(ExceptionGroup[Exception]):
+    """One or more things keep the processes from being started: the error of each, with its traceback."""
 
 
 class ProcessFailed(Exception):
@@ -56,18 +55,34 @@ class ProcessFailed(Exception):
 
 @dataclass(slots=True)
 class _Child:
-    """One of the processes. ``failures``: its ends in a row, each soon after its start but for the first."""
+    """One of the processes. ``process`` and ``served_since`` (on the clock of time.monotonic; None: it did not come to
+    serve) are of its present life. ``failures``: its ends in a row, each soon after it served, or before.
+    """
 
     number: int
     process: asyncio.subprocess.Process | None = None
     http_port: int | None = None
+    served_since: float | None = None
     restarts: int = 0
     failures: int = 0
 
     @property
     def ended_well(self) -> bool:
-        """At its own pace, or by the signal to stop before it could serve."""
+        """At its own pace, or by the signal to stop before it could serve; or it was not there to be stopped."""
         return self.process is None or self.process.returncode in {0, -signal.SIGTERM}
+
+    @property
+    def settled(self) -> bool:
+        """It has served for long enough to start from the beginning with its failures."""
+        return self.served_since is not None and time.monotonic() - self.served_since > SETTLED
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The end of a process. ``how`` completes "it …"; ``code`` is the exit code for a command that ends by it."""
+
+    how: str
+    code: int = 1
 
 
 async def supervise(config: Config, command: Sequence[str]) -> int:
@@ -86,7 +101,7 @@ async def supervise(config: Config, command: Sequence[str]) -> int:
 @contextlib.asynccontextmanager
 async def _prepared(config: Config, family: _Family) -> AsyncIterator[tuple[ReservedPort, HttpServer]]:
     """Both ports are ours, and the database can be served, within the block. Raises CannotStart with all faults."""
-    causes: list[BaseException] = []
+    causes: list[Exception] = []
 
     async def tried(work: Callable[[], Awaitable[Any]]) -> Any:
         try:
@@ -95,7 +110,8 @@ async def _prepared(config: Config, family: _Family) -> AsyncIterator[tuple[Rese
             causes.append(error)
 
     async def reserve() -> ReservedPort:
-        return stack.enter_context(ReservedPort(config.grpc_host, config.grpc_port))
+        # In a thread, for it looks the host up.
+        return stack.enter_context(await asyncio.to_thread(ReservedPort, config.grpc_host, config.grpc_port))
 
     async def serve_http() -> HttpServer:
         http = HttpServer(config, ToldByProcesses(family.states))
@@ -107,7 +123,7 @@ async def _prepared(config: Config, family: _Family) -> AsyncIterator[tuple[Rese
         port, http = await tried(reserve), await tried(serve_http)
         await tried(lambda: migrate.check(config.dsn))
         if causes:
-            raise CannotStart(causes)
+            raise CannotStart("can't start", causes)
         yield port, http
 
 
@@ -136,6 +152,7 @@ class _Family:
         self._children = [_Child(number) for number in range(1, config.processes + 1)]
         self._all_served = asyncio.Event()
         self._stopping = asyncio.Event()
+        self._last_sent = signal.SIGTERM
         self.grpc_port = 0
 
     def states(self) -> Mapping[int, ProcessState]:
@@ -169,7 +186,7 @@ class _Family:
     def _on_signal(self) -> None:
         if self._stopping.is_set():
             log.warning("a second signal: ending all processes at once")
-            self._send(signal.SIGTERM)  # which is a second one for them, too
+            self._send_all(AT_ONCE)
         else:
             log.info("shutting down")
             self._stop()
@@ -177,60 +194,55 @@ class _Family:
     def _stop(self) -> None:
         if not self._stopping.is_set():
             self._stopping.set()
-            self._send(signal.SIGTERM)
+            self._send_all(signal.SIGTERM)
 
-    def _send(self, number: signal.Signals) -> None:
+    def _send_all(self, number: signal.Signals) -> None:
+        self._last_sent = number
         for child in self._children:
             if child.process is not None and child.process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    child.process.send_signal(number)
+                _send(child.process, number)
 
     async def _end_all(self, keepers: Sequence[asyncio.Task[None]]) -> None:
         """Wait until all have ended, with a limit."""
         _, late = await asyncio.wait(keepers, timeout=self._config.shutdown_grace + STOP_SLACK)
         if late:
             log.error("%d processes have not ended in time: killing them", len(late))
-            self._send(signal.SIGKILL)
+            self._send_all(signal.SIGKILL)
             await asyncio.wait(late)
 
     async def _keep_up(self, child: _Child) -> None:
         """Start it, and again whenever it ends. Raises ProcessFailed when that is no use."""
         while not self._stopping.is_set():
-            began = time.monotonic()
-            code = await self._live_once(child)
+            end = await self._live_once(child)
             if self._stopping.is_set():
                 return
             if not self._all_served.is_set():
-                raise ProcessFailed(f"process {child.number} could not start: it ended with {_told(code)}", _exit(code))
-            child.failures = 1 if time.monotonic() - began > SETTLED else child.failures + 1
+                raise ProcessFailed(f"process {child.number} could not start: it {end.how}", end.code)
+            child.process = None  # how it ended is not the affair of a later stop
+            child.failures = 1 if child.settled else child.failures + 1
             if all(other.failures >= GIVE_UP and other.http_port is None for other in self._children):
                 raise ProcessFailed(f"all processes have failed {GIVE_UP} times in a row", 1)
             delay = min(FIRST_DELAY * 2 ** min(child.failures - 1, 10), MAX_DELAY)
             child.restarts += 1
-            log.warning("process %d has ended with %s: starting it again in %.1f s", child.number, _told(code), delay)
+            log.warning("process %d %s: starting it again in %.1f s", child.number, end.how, delay)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
 
-    async def _live_once(self, child: _Child) -> int:
-        """One life of it. Returns its exit code, minus the signal that ended it."""
-        process = child.process = await self._start(child)
+    async def _live_once(self, child: _Child) -> _End:
+        """One life of it."""
+        child.served_since = None
+        try:
+            process = child.process = await self._start(child)
+        except OSError as error:  # of the fork, or of a pipe: the system lacks something, perhaps not for long
+            return _End(f"could not be started: {error}")
         if self._stopping.is_set():  # while it was started
-            self._send(signal.SIGTERM)
-        assert process.stdout is not None
-        line = b""
+            _send(process, self._last_sent)
         try:
-            async with asyncio.timeout(START_TIMEOUT):
-                line = await process.stdout.readline()
-        except TimeoutError:
-            log.warning("process %d does not serve after %.0f s: killing it", child.number, START_TIMEOUT)
-            process.kill()
-        if line:
-            child.http_port = json.loads(line)["http_port"]
-            log.info("process %d (pid %d) serves", child.number, process.pid)
-            if all(other.http_port is not None for other in self._children):
-                self._all_served.set()
-        try:
-            return await process.wait()
+            if await _serves(child, process):
+                log.info("process %d (pid %d) serves", child.number, process.pid)
+                if all(other.http_port is not None for other in self._children):
+                    self._all_served.set()
+            return _end(await process.wait())
         finally:
             child.http_port = None
 
@@ -253,10 +265,33 @@ class _Family:
         return process
 
 
-def _told(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
 
 
-def _exit(code: int) -> int:
-    """The exit code of the command: that of the process, or 1 for a signal."""
-    return code if code > 0 else 1
+async def _serves(child: _Child, process: asyncio.subprocess.Process) -> bool:
+    """Wait until it says where it serves, and note it. One that does not say so as agreed is killed."""
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(START_TIMEOUT):
+            line = await process.stdout.readline()
+        if not line:
+            return False  # it ends
+        child.http_port = int(json.loads(line)["http_port"])
+    except TimeoutError:
+        log.warning("process %d does not serve after %.0f s: killing it", child.number, START_TIMEOUT)
+    except (ValueError, TypeError, KeyError):  # of the line, or that it has no end
+        log.warning("process %d does not say where it serves, but something else: killing it", child.number)
+    else:
+        child.served_since = time.monotonic()
+        return True
+    _send(process, signal.SIGKILL)
+    return False
+
+
+def _end(code: int) -> _End:
+    """``code``: as of a process, minus the signal that ended it."""
+    if code >= 0:
+        return _End(f"has ended with exit code {code}", code or 1)
+    return _End(f"has ended with {signal.Signals(-code).name}")

@@ -7,9 +7,11 @@ import re
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import psutil
 import pytest
@@ -43,6 +45,12 @@ def pids(server: Process) -> dict[int, list[int]]:
     for number, pid in re.findall(r"process (\d+) \(pid (\d+)\) serves", server.logs):
         found.setdefault(int(number), []).append(int(pid))
     return found
+
+
+def stopped(server: ServerProcess) -> set[int]:
+    """The processes that have told that they ended in order."""
+    told = server.events()
+    return {entry["process"] for entry in told if entry.get("message") == "stopped" and "process" in entry}
 
 
 async def of_each(server: ServerProcess, metric: str) -> dict[str, float]:
@@ -127,18 +135,50 @@ async def test_both_processes_and_nobody_else_get_streams_and_one_that_is_killed
 
 
 async def test_sigterm_lets_the_workers_of_all_processes_finish(pair: Pair) -> None:
-    server, workers, tasks = pair.server, pair.workers, pair.tasks
+    server = pair.server
     ours = children(server)
     server.signal(signal.SIGTERM)
-    for worker, task in zip(workers, tasks, strict=True):
+    for worker in pair.workers:
         await worker.next(pb.Drain)
-        assert (await worker.complete(task)).outcome == OK
-        await worker.close()
+    await finish_all(pair)
     assert await asyncio.to_thread(server.wait) == 0
     assert [child.is_running() for child in ours] == [False, False]
-    told = server.events()
-    by_process = {entry["process"] for entry in told if entry.get("message") == "stopped" and "process" in entry}
-    assert by_process == {1, 2}, "logs tell the process"
+    assert stopped(server) == {1, 2}, "logs tell the process"
+
+
+async def finish_all(pair: Pair) -> None:
+    """The workers finish what they have, and go."""
+    for worker, task in zip(pair.workers, pair.tasks, strict=True):
+        assert (await worker.complete(task)).outcome == OK
+        await worker.close()
+
+
+async def test_sigterm_to_the_whole_group_lets_the_workers_finish(pair: Pair) -> None:
+    """As service managers send it: each process gets it from them and from the parent."""
+    server = pair.server
+    ours = children(server)
+    for process in (*ours, psutil.Process(server.pid)):
+        process.send_signal(signal.SIGTERM)
+    for worker in pair.workers:
+        await worker.next(pb.Drain)
+    for process in ours:
+        process.send_signal(signal.SIGTERM)
+    await finish_all(pair)
+    assert await asyncio.to_thread(server.wait) == 0
+    assert stopped(server) == {1, 2}
+
+
+async def test_workers_finish_when_the_parent_is_killed_amid_a_shutdown(pair: Pair) -> None:
+    server = pair.server
+    ours = children(server)
+    server.signal(signal.SIGTERM)
+    for worker in pair.workers:
+        await worker.next(pb.Drain)
+    psutil.Process(server.pid).kill()
+    await asyncio.to_thread(server.wait)
+    await finish_all(pair)
+    await eventually(lambda: not any(child.is_running() for child in ours))
+    assert stopped(server) == {1, 2}
 
 
 async def test_a_second_signal_ends_all_at_once(pair: Pair) -> None:
@@ -152,6 +192,22 @@ async def test_a_second_signal_ends_all_at_once(pair: Pair) -> None:
     assert [child.is_running() for child in ours] == [False, False]
 
 
+async def test_the_other_process_is_ready_while_one_is_frozen(server_process: StartServerProcess, dsn: str) -> None:
+    server = server_process(dsn, **SETTINGS)
+    frozen = psutil.Process(pids(server)[1][0])
+    frozen.suspend()
+    await eventually(lambda: asyncio.to_thread(_ready, server), interval=0.1)
+    assert set(await of_each(server, "fencepost_sessions")) == {"2"}
+    frozen.resume()
+    assert await asyncio.to_thread(server.terminate) == 0
+
+
+def _ready(server: ServerProcess) -> bool:
+    with suppress(HTTPError), urlopen(f"http://{server.http_address}/readyz", timeout=30) as answer:
+        return bool(answer.status == 200)
+    return False
+
+
 async def test_processes_end_in_order_when_their_parent_is_killed(server_process: StartServerProcess, dsn: str) -> None:
     """Else they would keep the port, and nobody would start them again."""
     server = server_process(dsn, **SETTINGS)
@@ -159,7 +215,7 @@ async def test_processes_end_in_order_when_their_parent_is_killed(server_process
     psutil.Process(server.pid).kill()
     await asyncio.to_thread(server.wait)
     await eventually(lambda: not any(child.is_running() for child in ours))
-    assert {entry["process"] for entry in server.events() if entry.get("message") == "stopped"} == {1, 2}
+    assert stopped(server) == {1, 2}
 
 
 @contextmanager

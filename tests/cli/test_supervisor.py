@@ -13,17 +13,23 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from fencepost_server import supervisor
+from fencepost_server.cli.faults import explain
 from fencepost_server.config import Config
+from fencepost_server.leash import leashed
 from fencepost_server.reserved import NotShared, ReservedPort
-from fencepost_server.supervisor import GIVE_UP, ProcessFailed, supervise
+from fencepost_server.store import migrate
+from fencepost_server.supervisor import GIVE_UP, CannotStart, ProcessFailed, supervise
 from tests.fixtures.waiting import eventually
 
 Pids = Callable[[int], list[int]]
@@ -85,12 +91,112 @@ async def test_all_is_given_up_when_none_serves_any_more(dsn: str, tmp_path: Pat
         assert failure.value.code == 1
 
 
+async def test_all_is_given_up_when_none_comes_to_serve_again(
+    dsn: str, tmp_path: Path, pids: Pids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long that takes each time: it may be longer than one has to serve to have settled."""
+    async with supervised(dsn, tmp_path) as life:
+        await eventually(lambda: pids(1) and pids(2))
+        monkeypatch.setattr(supervisor, "START_TIMEOUT", 0.2)
+        monkeypatch.setattr(supervisor, "SETTLED", 0.1)
+        monkeypatch.setattr(supervisor, "MAX_DELAY", 0.1)
+        for number in (1, 2):
+            (tmp_path / str(number)).write_text("hang")
+            os.kill(pids(number)[-1], signal.SIGKILL)
+        with pytest.raises(ProcessFailed, match=f"failed {GIVE_UP} times in a row"):
+            await asyncio.wait_for(life, 30)
+
+
+async def test_an_earlier_crash_is_no_fault_of_a_stop(
+    dsn: str, tmp_path: Path, pids: Pids, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with supervised(dsn, tmp_path) as life:
+        await eventually(lambda: pids(1) and pids(2))
+        monkeypatch.setattr(supervisor, "FIRST_DELAY", 15)
+        os.kill(pids(1)[-1], signal.SIGKILL)
+        await eventually(lambda: "starting it again in 15.0 s" in caplog.text)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.wait_for(life, 30) == 0
+
+
+async def test_a_process_that_was_being_started_is_told_to_stop_and_others_not_again(
+    dsn: str, tmp_path: Path, pids: Pids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop_and_start(command: Sequence[str], **options: Any) -> list[str]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return leashed(command, **options)
+
+    (tmp_path / "2").write_text("linger")
+    async with supervised(dsn, tmp_path) as life:
+        await eventually(lambda: pids(1) and pids(2))
+        monkeypatch.setattr(supervisor, "leashed", stop_and_start)
+        os.kill(pids(1)[-1], signal.SIGKILL)
+        signals = tmp_path / "2.signals"
+        await eventually(signals.exists)
+        await eventually(lambda: ours() == pids(2))
+        os.kill(pids(2)[-1], signal.SIGWINCH)
+        assert await asyncio.wait_for(life, 30) == 0
+        assert signals.read_text() == "SIGTERM\n"
+
+
+def ours() -> list[int]:
+    """The pids of the processes that the supervisor in this process has now."""
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if child.status() != psutil.STATUS_ZOMBIE and PROGRAM in child.cmdline():
+                found.append(child.pid)
+    return found
+
+
+async def test_a_process_that_cannot_be_forked_is_tried_again(
+    dsn: str, tmp_path: Path, pids: Pids, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with supervised(dsn, tmp_path) as life:
+        await eventually(lambda: pids(1) and pids(2))
+        with monkeypatch.context() as broken:
+            broken.setattr(supervisor, "leashed", lambda *_words, **_options: ["/no/such/program"])
+            os.kill(pids(1)[-1], signal.SIGKILL)
+            await eventually(lambda: caplog.text.count("process 1 could not be started: [Errno 2]") == 2 or life.done())
+        await eventually(lambda: len(pids(1)) == 2)
+        assert len(pids(2)) == 1
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.wait_for(life, 30) == 0
+
+
+async def test_a_process_that_says_something_else_is_killed_and_tried_again(
+    dsn: str, tmp_path: Path, pids: Pids, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with supervised(dsn, tmp_path):
+        await eventually(lambda: pids(1) and pids(2))
+        (tmp_path / "1").write_text("babble")
+        os.kill(pids(1)[-1], signal.SIGKILL)
+        await eventually(lambda: "process 1 does not say where it serves" in caplog.text)
+        (tmp_path / "1").unlink()
+        await eventually(lambda: len(pids(1)) == 2)
+        assert len(pids(2)) == 1
+
+
+async def test_an_unexpected_error_at_the_start_keeps_its_traceback(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def looks_up_what_is_not_there(_dsn: str) -> None:
+        raise KeyError
+
+    monkeypatch.setattr(migrate, "check", looks_up_what_is_not_there)
+    async with supervised(dsn, tmp_path) as life:
+        with pytest.raises(CannotStart) as failure:
+            await life
+    assert "in looks_up_what_is_not_there" in "".join(traceback.format_exception(failure.value))
+    assert explain(failure.value) is None
+
+
 async def test_a_process_that_cannot_start_at_first_ends_all_with_its_exit_code(
     dsn: str, tmp_path: Path, pids: Pids
 ) -> None:
     (tmp_path / "2").write_text("7")
     async with supervised(dsn, tmp_path) as life:
-        with pytest.raises(ProcessFailed, match="process 2 could not start: it ended with exit code 7") as failure:
+        with pytest.raises(ProcessFailed, match="process 2 could not start: it has ended with exit code 7") as failure:
             await asyncio.wait_for(life, 30)
         assert failure.value.code == 7
     for pid in pids(1):
@@ -143,6 +249,17 @@ def test_a_port_that_others_share_among_themselves_is_not_reserved() -> None:
 def test_a_host_that_is_not_here_is_told() -> None:
     with pytest.raises(NotShared, match=r"can't listen on 192\.0\.2\.1:7654: Cannot assign"):
         ReservedPort("192.0.2.1", 7654)
+
+
+@pytest.mark.parametrize("port", [0, 7654])
+def test_a_host_that_nobody_knows_is_told(port: int) -> None:
+    with pytest.raises(NotShared, match=rf"can't listen on no\.such\.host\.invalid:{port}: "):
+        ReservedPort("no.such.host.invalid", port)
+
+
+def test_a_host_that_is_not_here_is_told_for_any_port() -> None:
+    with pytest.raises(NotShared, match=r"can't listen on 192\.0\.2\.1:0: Cannot assign"):
+        ReservedPort("192.0.2.1", 0)
 
 
 def test_of_two_who_reserve_a_port_at_the_same_time_one_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:

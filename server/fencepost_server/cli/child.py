@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 
 from fencepost_server.cli.faults import explain
@@ -14,18 +12,16 @@ def main() -> None:
     """Serve as the line on standard input says, and tell on standard output when it does."""
     quiet_grpc()
     from fencepost_server import app
-    from fencepost_server.logs import set_up_logging
-    from fencepost_server.supervisor import Assignment
+    from fencepost_server.logs import set_up_logging, tell_program_ports
+    from fencepost_server.supervisor import AT_ONCE, Assignment
 
     def announced(server: app.Running) -> None:
-        line = {"event": "serving", "grpc_port": server.grpc.port, "http_port": server.http.port, "pid": os.getpid()}
-        sys.stdout.write(json.dumps(line) + "\n")
-        sys.stdout.flush()
+        tell_program_ports(server.grpc.port, server.http.port)
 
     assignment = Assignment.load(sys.stdin.buffer.readline())
     set_up_logging(assignment.config, assignment.process)
     try:
-        run_loop(app.serve(assignment.config, shared_port=True, announced=announced))
+        run_loop(app.serve(assignment.config, shared_port=True, at_once=AT_ONCE, announced=announced))
     except Exception as error:
         fault = explain(error)
         if fault is None:

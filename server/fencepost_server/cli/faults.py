@@ -41,7 +41,7 @@ def explain(error: BaseException) -> CommandFailed | None:
     if _is(error, "fencepost_server.supervisor", "ProcessFailed"):
         return CommandFailed(str(error), getattr(error, "code", FAILURE))
     if _is(error, "fencepost_server.supervisor", "CannotStart"):
-        return _all_of(getattr(error, "causes", ()))
+        return _all_of(getattr(error, "exceptions", ()))
     if _is(error, "psycopg", "Error"):
         from fencepost_server.store.explain import explain as explain_driver_error
 
