@@ -26,6 +26,8 @@ SETTLED = 2.0
 """How long what a recovery needs has to have been left alone before it is measured."""
 PUT_OFF = 8
 """How many faults may go before one that would be in another's way."""
+NEXT_LIMIT = 600.0
+"""Seconds. No fault and recovery takes as long, so one that is still in the way then will be for ever."""
 LOOK = 0.1
 
 
@@ -66,14 +68,18 @@ class Conductor:
                 group.create_task(self._one(fault, wanted if alone else frozenset()))
 
     async def _next(self, waiting: list[Fault]) -> Fault:
-        """The first that is in nobody's way; if it can be, one in whose recovery's way nobody is."""
-        while True:
+        """The first that is in nobody's way; if it can be, one in whose recovery's way nobody is. Raises TimeoutError
+        when all have been in somebody's way for NEXT_LIMIT.
+        """
+        end = time.monotonic() + NEXT_LIMIT
+        while time.monotonic() < end:
             for strict in (True, False):
                 for fault in waiting[:PUT_OFF]:
                     if self._is_free(fault) and (not strict or self._is_settled(needs(self._stage, fault))):
                         waiting.remove(fault)
                         return fault
             await asyncio.sleep(LOOK)
+        raise TimeoutError(f"no fault can begin: busy {+self._busy}, needed {+self._needed}, next {waiting[:PUT_OFF]}")
 
     def _is_free(self, fault: Fault) -> bool:
         return not any(self._busy[part] or self._needed[part] for part in fault.touches)

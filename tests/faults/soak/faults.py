@@ -16,7 +16,7 @@ from typing import LiteralString, cast
 
 import psycopg
 
-from tests.faults.soak.stage import SERVERS, Stage
+from tests.faults.soak.stage import POSTGRES, SERVERS, Stage
 from tests.fixtures.proxy import Direction, Directions, HowToBreak, Proxy
 from tests.fixtures.waiting import eventually
 
@@ -250,7 +250,7 @@ async def take_connections(stage: Stage, fault: Fault) -> None:
         for proxy in stage.database_links:
             proxy.refuse()
             proxy.reset()
-        while True:
+        for _ in range(int(POSTGRES["max_connections"])):
             try:
                 connection = await psycopg.AsyncConnection.connect(stage.dsn, autocommit=True, connect_timeout=5)
             except psycopg.OperationalError:

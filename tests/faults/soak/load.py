@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +29,9 @@ CODE_SHARE = 0.4
 GRACE = 600.0
 """Of a code run that is cancelled: its clean-up is to come to its end."""
 PATIENCE = 120.0
+"""Of the client, in seconds: how long it repeats a call by itself."""
+INSISTENCE = 600.0
+"""How long a call is made again: longer than any fault lasts, and than some in a row that reach the client."""
 
 
 @dataclass
@@ -106,12 +110,14 @@ class Load:
     # Calls
 
     async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call again and again until it is answered."""
+        """Make a call again and again until it is answered; raises Unavailable when INSISTENCE is over."""
+        end = time.monotonic() + INSISTENCE
         while True:
             try:
                 return await call()
             except Unavailable:
-                continue
+                if time.monotonic() > end:
+                    raise
 
     async def _start(self, key: str, workflow_id: str, given: object, rng: Random, delay: float = 0.0) -> str:
         """Start a run, sometimes by several calls at once; they must be answered with the same."""

@@ -6,6 +6,7 @@ One connection, made anew whenever a fault has broken it.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from typing import Any, LiteralString
 
@@ -16,6 +17,8 @@ from fencepost_server.domain.model import FINAL_STATES, RunState
 
 INTERVAL = 0.1
 LIMIT = 10.0
+AWAY = 300.0
+"""Seconds that the database may be away, with all its recoveries, before a question is given up."""
 
 _CHAINS: LiteralString = """
 select coalesce(chain_id, run_id)::text as chain, run_id::text as run_id, state, next_seq - 1 as last_seq
@@ -40,13 +43,16 @@ class Watcher:
             await self._connection.close()
 
     async def fetch(self, statement: LiteralString, **params: Any) -> list[dict[str, Any]]:
-        """Ask; waits while the database is away."""
+        """Ask; waits while the database is away, but for longer than AWAY: then its error is raised."""
+        end = time.monotonic() + AWAY
         while True:
             try:
                 async with self._lock, asyncio.timeout(LIMIT):
                     return await self._ask(statement, params)
             except (psycopg.Error, OSError):  # TimeoutError is one too
                 await self._drop()
+                if time.monotonic() > end:
+                    raise
                 await asyncio.sleep(INTERVAL)
 
     async def _ask(self, statement: LiteralString, params: dict[str, Any]) -> list[dict[str, Any]]:
