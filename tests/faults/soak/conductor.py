@@ -21,6 +21,7 @@ from tests.faults.soak.recovery import (
 )
 from tests.faults.soak.stage import Stage
 from tests.faults.soak.watcher import Watcher
+from tests.fixtures.waiting import paced
 
 SETTLED = 2.0
 """How long what a recovery needs has to have been left alone before it is measured."""
@@ -58,7 +59,7 @@ class Conductor:
         self._begin = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for number in range(len(plan)):
-                await asyncio.sleep(max(0.0, self._begin + number * every - time.monotonic()))
+                await paced(max(0.0, self._begin + number * every - time.monotonic()))
                 fault = await self._next(waiting)
                 wanted = needs(self._stage, fault)
                 alone = bool(wanted) and self._is_settled(wanted)
@@ -78,7 +79,7 @@ class Conductor:
                     if self._is_free(fault) and (not strict or self._is_settled(needs(self._stage, fault))):
                         waiting.remove(fault)
                         return fault
-            await asyncio.sleep(LOOK)
+            await paced(LOOK)
         raise TimeoutError(f"no fault can begin: busy {+self._busy}, needed {+self._needed}, next {waiting[:PUT_OFF]}")
 
     def _is_free(self, fault: Fault) -> bool:
@@ -98,7 +99,7 @@ class Conductor:
                 for bound, made_good in measured.items():
                     group.create_task(self._bounded(bound, made_good, alone=bool(wanted)))
             ended = acting.result()
-            if OF_KIND.get(fault.kind) == DATABASE_BACK:
+            if DATABASE_BACK in OF_KIND.get(fault.kind, ()):
                 seconds = await until_progress(self._watcher, ended, steps=True)
                 self._note(DATABASE_BACK, seconds, alone=bool(wanted))
             self.recoveries.after[fault.kind].append(await until_progress(self._watcher, ended))

@@ -25,6 +25,7 @@ from tests.faults.soak.stage import Stage
 from tests.faults.soak.tables import AT_WORK, sizes
 from tests.faults.soak.watcher import Watcher
 from tests.fixtures.api import Api
+from tests.fixtures.waiting import paced
 
 AT_ONCE = 24
 MOST_STORIES = 20
@@ -135,7 +136,7 @@ async def _ended(dsn: str) -> None:
     while time.monotonic() < end:
         if not await fetch(dsn, AT_WORK):
             return
-        await asyncio.sleep(0.2)
+        await paced(0.2)
 
 
 def _count_trials(stage: Stage, report: Report) -> None:

@@ -14,6 +14,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from fencepost_server.domain.model import FINAL_STATES, RunState
+from tests.fixtures.waiting import paced
 
 INTERVAL = 0.1
 LIMIT = 10.0
@@ -53,7 +54,7 @@ class Watcher:
                 await self._drop()
                 if time.monotonic() > end:
                     raise
-                await asyncio.sleep(INTERVAL)
+                await paced(INTERVAL)
 
     async def _ask(self, statement: LiteralString, params: dict[str, Any]) -> list[dict[str, Any]]:
         if self._connection is None:
@@ -78,7 +79,7 @@ class Watcher:
                 async with self._changed:
                     self._states.update({row["chain"]: row for row in rows})
                     self._changed.notify_all()
-            await asyncio.sleep(INTERVAL)
+            await paced(INTERVAL)
 
     async def until(self, run_id: str, *, last_seq: int = 0, state: RunState | None = None) -> RunState:
         """Wait until the last run of a chain has so many events, is in a state, or is in a final one; its state."""
