@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import fnmatch
 import functools
 import re
 import subprocess
@@ -33,6 +34,27 @@ OTHER_VARIABLES = {
     "FENCEPOST_NAMESPACE": "the namespace of the command line's client commands",
     "FENCEPOST_TEST_DSN": "the database that the tests use in place of one of their own",
 }
+
+# Tests that may let time pass, by pattern, each with the reason. All others wait on conditions, or say `paced`.
+SLEEPERS = {
+    "tests/fixtures/waiting.py": "eventually, wait_until and paced themselves",
+    "tests/fixtures/databases.py": "waits for a process to end, with a limit and without what is under test",
+    "tests/fixtures/postgres_server.py": "waits for processes of PostgreSQL, with a limit, without an event loop",
+    "tests/fixtures/proxy.py": "a slow link",
+    "tests/properties/scene.py": "waits on a condition, with a limit, and tells the whole story when it is over",
+    "tests/determinism/playing.py": "steps and workflows that take time",
+    "tests/examples/test_documents.py": "a step that takes time",
+    "tests/faults/code_program.py": "steps and workflows that take time",
+    "tests/golden/workflows.py": "workflows, whose sleeps are timers",
+    "tests/sdk/test_*.py": "steps that take time, or block a thread or the loop",
+    "tests/sdk/worker_program.py": "steps that hang",
+    "tests/unit/sdk/random_programs.py": "workflows, whose sleeps are timers",
+    "tests/unit/sdk/test_code_*.py": "workflows, whose sleeps are timers",
+    "tests/unit/sdk/test_deterministic_*.py": "code whose loop has a clock of its own: no time passes",
+    "tests/unit/sdk/test_executor.py": "steps that hang until they are cancelled",
+    "tests/unit/sdk/test_local_steps.py": "functions that take time, or hang until they are cancelled",
+}
+CLOCK_OF_ITS_OWN = "tests/unit/sdk/test_deterministic_*.py"
 
 SQL = re.compile(
     r"\s*(select\b.+\bfrom|insert\s+into|update\s+\S+\s+set|delete\s+from|with\s+\w+\s+as\s*\(|listen\s+\w+$"
@@ -134,6 +156,32 @@ def test_only_the_store_and_what_tries_it_speak_sql() -> None:
         if path.suffix == ".sql" and not may_speak_sql(name_of(path)):
             found.append(name_of(path))
     assert found == []
+
+
+def sleeps(tree: ast.AST, function: str = "") -> Iterator[tuple[int, str]]:
+    """Line of every call that lets time pass, and the function that it stands in. One of 0 s only yields."""
+    for node in ast.iter_child_nodes(tree):
+        inside = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else function
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"asyncio.sleep", "time.sleep"}:
+            yields = [ast.unparse(given) for given in node.args] in ([], ["0"])
+            if not yields:
+                yield node.lineno, inside
+        if isinstance(node, ast.ImportFrom) and node.module in {"asyncio", "time"}:
+            yield from ((node.lineno, f"from {node.module}") for alias in node.names if alias.name == "sleep")
+        yield from sleeps(node, inside)
+
+
+def test_no_test_sleeps() -> None:
+    found, met = [], set()
+    for name, text in modules():
+        patterns = {pattern for pattern in SLEEPERS if fnmatch.fnmatch(name, pattern)}
+        for line, function in sleeps(ast.parse(text, name)) if name.startswith("tests/") else ():
+            met |= patterns
+            in_test = function.startswith("test_") and not fnmatch.fnmatch(name, CLOCK_OF_ITS_OWN)
+            if in_test or not patterns:
+                found.append(f"{name}:{line} {function} sleeps")
+    assert found == []
+    assert sorted(SLEEPERS.keys() - met) == [], "sleeps no longer, or is gone: take it off the list"
 
 
 def test_no_file_names_a_package_registry_or_somebodys_folder() -> None:

@@ -161,7 +161,8 @@ def test_a_rate_is_over_the_time_in_which_so_many_steps_were_completed() -> None
 def test_every_command_of_the_page_is_understood() -> None:
     text = (ROOT / "docs/performance.md").read_text("utf-8")
     commands = re.findall(r"^(?:\.venv/bin/python -m benchmarks|make bench ARGS=)(.+?)(?: *#.*)?$", text, re.MULTILINE)
-    assert len(commands) == 6
+    shown = re.findall(r"^(?:make bench ARGS|\.venv/bin/python )", text, re.MULTILINE)
+    assert len(commands) == len(shown) > 0, "of some commands the words were not found"
     for words in commands:
         assert parsed(shlex.split(words.strip('"'))).benchmarks
 

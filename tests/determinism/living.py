@@ -21,7 +21,7 @@ from tests.faults.scene import count, until_count
 from tests.fixtures.api import Api
 from tests.fixtures.processes import Process
 from tests.fixtures.servers import ServerProcess
-from tests.fixtures.waiting import eventually
+from tests.fixtures.waiting import eventually, paced
 
 QUICK: dict[str, Any] = {"heartbeat_interval": 0.5, "ping_interval": 0.5, "disconnect_grace": 0.5, "poll_interval": 0.1}
 CACHES = ("2", "replay", "1000")
@@ -125,7 +125,7 @@ class Life:
         with contextlib.suppress(IllegalTransition):  # it has ended
             for name in names:
                 # When a signal comes is part of the chance.
-                await asyncio.sleep(rng.random() * _PAUSE)
+                await paced(rng.random() * _PAUSE)
                 await handle.signal(name, rng.randrange(10**6))
 
     async def _cancel(self, handle: AsyncRunHandle, after: int) -> None:
@@ -135,7 +135,7 @@ class Life:
                 return
             if run.last_seq >= after:
                 break
-            await asyncio.sleep(_PAUSE)
+            await paced(_PAUSE)
         with contextlib.suppress(IllegalTransition):  # it has ended
             await handle.cancel("by chance", grace=10 * _ENDS)
 

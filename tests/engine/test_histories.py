@@ -19,6 +19,7 @@ from tests.fixtures.api import Api, kinds
 from tests.fixtures.manifests import handler_names, manifest
 from tests.fixtures.raw_worker import ALREADY_DONE, LEASE_LOST, OK, REFUSED, RawWorker, StreamEnded
 from tests.fixtures.servers import InProcessServer, StartInProcessServer
+from tests.fixtures.waiting import paced
 
 Connect = Callable[[str], Api]
 ConnectWorker = Callable[..., Awaitable[RawWorker]]
@@ -119,7 +120,7 @@ class Chaos:
 async def expire_some(dsn: str) -> None:
     """Let leases run out, a few at a time, as if their workers had been silent."""
     while True:
-        await asyncio.sleep(0.15)
+        await paced(0.15)
         await execute(
             dsn,
             "update task set lease_expires_at = clock_timestamp() where (run_id, task_id) in"

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from typing import ClassVar, LiteralString
 
 import psycopg
 
-_SCHEMA = """
+_SCHEMA: LiteralString = """
 create table effect (
     key text primary key, token bigint not null, accepted int not null, refused int not null
 );
@@ -39,8 +40,10 @@ class Effect:
 ONCE = Effect(1, 0)
 
 
-class Sink:
-    """One connection to the outside system, for any number of threads."""
+class Outside:
+    """One connection to a system outside, for any number of threads; ``schema`` makes its tables."""
+
+    schema: ClassVar[LiteralString]
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
@@ -49,11 +52,17 @@ class Sink:
 
     def create(self) -> None:
         """Make the tables."""
-        self._connection.execute(_SCHEMA)
+        self._connection.execute(self.schema)
 
     def close(self) -> None:
         """Disconnect."""
         self._connection.close()
+
+
+class Sink(Outside):
+    """The outside system that keeps tokens, counts and gates."""
+
+    schema = _SCHEMA
 
     def act(self, key: str, token: int) -> bool:
         """Have the effect of the step ``key`` (its idempotency key). False: refused, the token is stale."""

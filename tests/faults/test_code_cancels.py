@@ -18,13 +18,14 @@ from tests.faults.conftest import StartCodeWorker
 from tests.faults.scene import STAYING, Scene, fetch, until_count, until_printed
 from tests.fixtures.api import DEADLINE, Api, kinds
 from tests.fixtures.raw_worker import LEASE_LOST
+from tests.fixtures.waiting import paced
 
 RUNS = 200
 WAYS = ("plain", "pair", "remote", "swallow", "shielded")
 
 
 async def cancel_after(api: Api, run_id: str, delay: float) -> None:
-    await asyncio.sleep(delay)
+    await paced(delay)
     await api.runs.CancelRun(run_service_pb2.CancelRunRequest(run_id=run_id), timeout=DEADLINE)
 
 

@@ -20,6 +20,7 @@ from tests.faults.conftest import StartCodeWorker
 from tests.faults.scene import QUICK, STAYING, Scene, fetch, until_count, until_printed
 from tests.fixtures.api import DEADLINE, Api
 from tests.fixtures.servers import StartServerProcess
+from tests.fixtures.waiting import paced
 
 SIGNALS, SENDERS, RATE, CHAIN_AFTER = 800, 4, 200, 100
 RUNS, ROUNDS = 100, 5
@@ -30,7 +31,7 @@ async def send_numbers(apis: list[Api], run_id: str, first: int) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     for sent, number in enumerate(range(first, SIGNALS, SENDERS)):
-        await asyncio.sleep(max(0.0, began + sent * SENDERS / RATE - loop.time()))
+        await paced(max(0.0, began + sent * SENDERS / RATE - loop.time()))
         request = run_service_pb2.SignalRunRequest(
             run_id=run_id, signal_name="number", payload=Payload(json=str(number)), request_id=f"{run_id}/{number}"
         )

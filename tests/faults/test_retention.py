@@ -30,7 +30,7 @@ from tests.fixtures.manifests import handler_names, manifest
 from tests.fixtures.raw_worker import ALREADY_DONE, LEASE_LOST, OK, RawWorker, seconds
 from tests.fixtures.refusals import decode
 from tests.fixtures.servers import InProcessServer, StartServerProcess
-from tests.fixtures.waiting import eventually
+from tests.fixtures.waiting import eventually, paced
 
 OLD = int(os.environ.get("OLD_RUNS", "4000"))
 LIVE, LOAD, AT_ONCE, STEPS = 300, 300, 100, 3
@@ -51,7 +51,7 @@ async def keep_deleting(loop: Retention, done: asyncio.Event) -> None:
     """Turn after turn without a rest, until told."""
     while not done.is_set():
         await loop.run_once()
-        await asyncio.sleep(0)
+        await paced(0)
 
 
 class Load:
@@ -142,7 +142,7 @@ async def turn(loop: Retention) -> None:
     """One turn to its end, with the rests that a server takes."""
     rest = 0.0
     while rest != TURN:
-        await asyncio.sleep(rest)
+        await paced(rest)
         rest = await loop.run_once()
 
 
@@ -215,7 +215,7 @@ async def test_runs_that_end_and_go_while_everybody_acts_on_them_deadlock_nobody
                 except grpc.aio.AioRpcError as error:
                     if decode(error).reason not in {"RUN_NOT_FOUND", "ILLEGAL_TRANSITION"}:
                         raise
-            await asyncio.sleep(0.02)
+            await paced(0.02)
 
     working = [asyncio.create_task(act(number)) for number in range(2) for act in (work, cancel)]
     await asyncio.wait_for(asyncio.gather(start(0), start(1)), 60)

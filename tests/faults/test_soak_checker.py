@@ -20,7 +20,6 @@ from tests.faults.soak.findings import Finding, Rule
 from tests.faults.soak.levels import Level
 from tests.faults.soak.load import Acked, Load
 from tests.faults.soak.recovery import BOUNDS, SERVER_KILLED, Recoveries
-from tests.faults.soak.soaking import background
 from tests.faults.soak.tables import AT_WORK
 from tests.faults.soak.watcher import Watcher
 from tests.fixtures.api import Api
@@ -119,10 +118,12 @@ async def left(
     watcher = Watcher(dsn)
     load = Load(server.grpc_address, watcher, sink, SEED, PROGRAMS)
     try:
-        async with background(asyncio.create_task(watcher.watch())):
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(watcher.watch())
             await load.prepare()
             await load.run(PROGRAMS)
             await load.stop()
+            watching.cancel()
         await eventually(lambda: _is_quiet(watcher), 30)
     finally:
         await watcher.close()

@@ -1,7 +1,7 @@
 """The command line: ``python -m tests.faults.soak [--minutes N] [--seed S] [--every SECONDS] [--logs FOLDER]``.
 
 Notes on the faults go to standard error, the table to standard output; the last line of that is one JSON object. Exit
-codes: 0 all holds, 1 something does not, 2 wrong usage.
+codes: 0 all holds, 1 something does not, or the soak itself has failed (with a traceback), 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -55,12 +55,13 @@ async def _main_stage(arguments: argparse.Namespace) -> Report:
     count = max(1, int(arguments.minutes * 60 / arguments.every))
     plan = faults(arguments.seed, count, len(WORKERS))
     async with stage() as played:
-        report = await soak(played, arguments.seed, plan, arguments.every)
-        if arguments.logs is not None:
-            arguments.logs.mkdir(parents=True, exist_ok=True)
-            for name, text in logs(played).items():
-                (arguments.logs / name).write_text(text)
-        return report
+        try:
+            return await soak(played, arguments.seed, plan, arguments.every)
+        finally:
+            if arguments.logs is not None:
+                arguments.logs.mkdir(parents=True, exist_ok=True)
+                for name, text in logs(played).items():
+                    (arguments.logs / name).write_text(text)
 
 
 def main() -> int:

@@ -8,19 +8,18 @@ the decisions for each step.
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, LiteralString
 
-import psycopg
 from psycopg.rows import class_row
 
 from fencepost import StepContext
+from tests.faults.sink import Outside
 
 Verdict = Literal["accepted", "known", "refused"]
 """The effect was had now; it had been had before; the token is smaller than one that came before."""
 
-_SCHEMA = """
+_SCHEMA: LiteralString = """
 create table fence (step text primary key, token bigint not null);
 create table effect (step text primary key, run_id text not null, undone boolean not null);
 create table trial (
@@ -80,22 +79,14 @@ def _lease(ctx: StepContext, number: int) -> tuple[str, int, int]:
     return ctx.idempotency_key, number, ctx.fencing_token
 
 
-class ConditionalSink:
+class ConditionalSink(Outside):
     """One connection to it, for any number of threads. ``worker`` is who acts."""
 
+    schema = _SCHEMA
+
     def __init__(self, dsn: str, worker: str = "") -> None:
-        self.dsn = dsn
+        super().__init__(dsn)
         self._worker = worker
-        self._lock = threading.Lock()
-        self._connection = psycopg.connect(dsn, autocommit=True, connect_timeout=30)
-
-    def create(self) -> None:
-        """Make the tables."""
-        self._connection.execute(_SCHEMA)
-
-    def close(self) -> None:
-        """Disconnect."""
-        self._connection.close()
 
     def act(self, ctx: StepContext) -> str:
         """Have the effect of a step, or undo it; the verdict."""

@@ -21,11 +21,14 @@ from tests.faults.soak.recovery import (
 )
 from tests.faults.soak.stage import Stage
 from tests.faults.soak.watcher import Watcher
+from tests.fixtures.waiting import paced
 
 SETTLED = 2.0
 """How long what a recovery needs has to have been left alone before it is measured."""
 PUT_OFF = 8
 """How many faults may go before one that would be in another's way."""
+NEXT_LIMIT = 600.0
+"""Seconds. No fault and recovery takes as long, so one that is still in the way then will be for ever."""
 LOOK = 0.1
 
 
@@ -56,7 +59,7 @@ class Conductor:
         self._begin = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for number in range(len(plan)):
-                await asyncio.sleep(max(0.0, self._begin + number * every - time.monotonic()))
+                await paced(max(0.0, self._begin + number * every - time.monotonic()))
                 fault = await self._next(waiting)
                 wanted = needs(self._stage, fault)
                 alone = bool(wanted) and self._is_settled(wanted)
@@ -66,14 +69,18 @@ class Conductor:
                 group.create_task(self._one(fault, wanted if alone else frozenset()))
 
     async def _next(self, waiting: list[Fault]) -> Fault:
-        """The first that is in nobody's way; if it can be, one in whose recovery's way nobody is."""
-        while True:
+        """The first that is in nobody's way; if it can be, one in whose recovery's way nobody is. Raises TimeoutError
+        when all have been in somebody's way for NEXT_LIMIT.
+        """
+        end = time.monotonic() + NEXT_LIMIT
+        while time.monotonic() < end:
             for strict in (True, False):
                 for fault in waiting[:PUT_OFF]:
                     if self._is_free(fault) and (not strict or self._is_settled(needs(self._stage, fault))):
                         waiting.remove(fault)
                         return fault
-            await asyncio.sleep(LOOK)
+            await paced(LOOK)
+        raise TimeoutError(f"no fault can begin: busy {+self._busy}, needed {+self._needed}, next {waiting[:PUT_OFF]}")
 
     def _is_free(self, fault: Fault) -> bool:
         return not any(self._busy[part] or self._needed[part] for part in fault.touches)
@@ -92,7 +99,7 @@ class Conductor:
                 for bound, made_good in measured.items():
                     group.create_task(self._bounded(bound, made_good, alone=bool(wanted)))
             ended = acting.result()
-            if OF_KIND.get(fault.kind) == DATABASE_BACK:
+            if DATABASE_BACK in OF_KIND.get(fault.kind, ()):
                 seconds = await until_progress(self._watcher, ended, steps=True)
                 self._note(DATABASE_BACK, seconds, alone=bool(wanted))
             self.recoveries.after[fault.kind].append(await until_progress(self._watcher, ended))

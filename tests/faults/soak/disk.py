@@ -21,7 +21,7 @@ from tests.faults.soak.faults import Act, Fault, touched
 from tests.faults.soak.report import Report
 from tests.faults.soak.soaking import soak
 from tests.faults.soak.stage import Stage, stage
-from tests.fixtures.waiting import eventually
+from tests.fixtures.waiting import eventually, paced
 
 SIZE = 400 << 20
 FULL = 6.0
@@ -72,7 +72,7 @@ async def fill_disk(played: Stage, fault: Fault) -> None:
     end = asyncio.get_running_loop().time() + FULL
     while asyncio.get_running_loop().time() < end:
         await asyncio.to_thread(fill, filler)
-        await asyncio.sleep(0.1)
+        await paced(0.1)
     filler.unlink()
     await eventually(lambda: _has_recovered(played), 60.0, interval=0.1)
 

@@ -16,9 +16,9 @@ from typing import LiteralString, cast
 
 import psycopg
 
-from tests.faults.soak.stage import SERVERS, Stage
+from tests.faults.soak.stage import POSTGRES, SERVERS, WORKERS, Stage
 from tests.fixtures.proxy import Direction, Directions, HowToBreak, Proxy
-from tests.fixtures.waiting import eventually
+from tests.fixtures.waiting import eventually, paced
 
 DATABASE = "database"
 BLACK_HOLE = 20.0
@@ -57,10 +57,6 @@ class Fault:
 Act = Callable[[Stage, Fault], Awaitable[None]]
 
 
-async def _later(seconds: float) -> None:
-    await asyncio.sleep(seconds)
-
-
 # Workers
 
 
@@ -68,7 +64,7 @@ async def kill_worker(stage: Stage, fault: Fault) -> None:
     """SIGKILL; another process takes its place when the grace is over."""
     process = stage.workers[fault.target]
     process.kill()
-    await _later(fault.rng.uniform(0.5, 4.0))
+    await paced(fault.rng.uniform(0.5, 4.0))
     process.start()
 
 
@@ -76,7 +72,7 @@ async def freeze_worker(stage: Stage, fault: Fault) -> None:
     """SIGSTOP, for less or for longer than its leases last; then SIGCONT."""
     process = stage.workers[fault.target]
     process.signal(signal.SIGSTOP)
-    await _later(fault.rng.choice((1.0, 4.0, 11.0, 14.0)))
+    await paced(fault.rng.choice((1.0, 4.0, 11.0, 14.0)))
     process.resume()
 
 
@@ -107,7 +103,7 @@ async def kill_server(stage: Stage, fault: Fault) -> None:
     """SIGKILL, and a start on the same port after a while."""
     process = stage.servers[fault.target]
     process.kill()
-    await _later(fault.rng.uniform(0.2, 6.0))
+    await paced(fault.rng.uniform(0.2, 6.0))
     await _serve(stage, fault.target)
 
 
@@ -128,11 +124,28 @@ async def _serve(stage: Stage, number: int) -> None:
 
 
 async def freeze_server(stage: Stage, fault: Fault) -> None:
-    """SIGSTOP and SIGCONT."""
+    """SIGSTOP and SIGCONT; its workers wait for it, or leave it."""
     process = stage.servers[fault.target]
     process.signal(signal.SIGSTOP)
-    await _later(fault.rng.choice((1.0, 4.0, 9.0)))
+    await paced(fault.rng.choice((1.0, 4.0, 9.0, BLACK_HOLE)))
     process.resume()
+
+
+async def kill_worker_and_server(stage: Stage, fault: Fault) -> None:
+    """SIGKILL to a server and to a worker of it: nobody is there to tell that the worker's stream has ended."""
+    worker_process, server_process = stage.workers[companion(stage, fault)], stage.servers[fault.target]
+    server_process.kill()
+    worker_process.kill()
+    await paced(fault.rng.uniform(0.5, 6.0))
+    worker_process.start()
+    await _serve(stage, fault.target)
+
+
+def companion(stage: Stage, fault: Fault) -> int:
+    """The worker that is killed together with its server; any, where the server has none."""
+    everyone = range(len(stage.workers))
+    there = [number for number in everyone if stage.at(number) == [fault.target]]
+    return fault.rng.choice(there or list(everyone))
 
 
 async def stop_server(stage: Stage, fault: Fault) -> None:
@@ -157,7 +170,7 @@ async def black_hole_server(stage: Stage, fault: Fault) -> None:
     direction = fault.rng.choice(cast("tuple[Directions, ...]", ("both", "down", "up")))
     for proxy in proxies:
         proxy.blackhole(direction)
-    await _later(BLACK_HOLE)
+    await paced(BLACK_HOLE)
     for proxy in proxies:
         proxy.heal()
 
@@ -186,7 +199,7 @@ async def reset_link(stage: Stage, fault: Fault) -> None:
         return
     proxy.refuse()
     proxy.reset()
-    await _later(fault.rng.uniform(0.5, 4.0))
+    await paced(fault.rng.uniform(0.5, 4.0))
     proxy.heal()
 
 
@@ -194,7 +207,7 @@ async def black_hole_link(stage: Stage, fault: Fault) -> None:
     """Nothing passes one way, or both ways."""
     proxy = _link(stage, fault)
     proxy.blackhole(fault.rng.choice(cast("tuple[Directions, ...]", ("both", "down", "up"))))
-    await _later(fault.rng.choice((2.0, 8.0, 12.0)))
+    await paced(fault.rng.choice((2.0, 8.0, 12.0)))
     proxy.heal()
 
 
@@ -205,7 +218,7 @@ async def slow_link(stage: Stage, fault: Fault) -> None:
         proxy.delay(fault.rng.choice((0.05, 0.3, 1.0)))
     else:
         proxy.throttle(fault.rng.choice((4_000.0, 40_000.0)))
-    await _later(fault.rng.uniform(3.0, 6.0))
+    await paced(fault.rng.uniform(3.0, 6.0))
     proxy.heal()
 
 
@@ -217,7 +230,7 @@ async def break_link(stage: Stage, fault: Fault) -> None:
     proxy.break_after(rng.randint(1, 20_000), rng.choice(cast("tuple[Direction, ...]", ("up", "down"))), how)
     with contextlib.suppress(AssertionError):  # so little may pass that it holds
         await eventually(lambda: proxy.breaks > before, 8.0)
-        await _later(rng.uniform(0.0, 6.0))
+        await paced(rng.uniform(0.0, 6.0))
     proxy.heal()
 
 
@@ -227,7 +240,7 @@ async def break_link(stage: Stage, fault: Fault) -> None:
 async def kill_database(stage: Stage, fault: Fault) -> None:
     """SIGKILL to all of its processes, and a start with recovery."""
     await asyncio.to_thread(stage.postgres.kill)
-    await _later(fault.rng.uniform(0.0, 6.0))
+    await paced(fault.rng.uniform(0.0, 6.0))
     stage.postgres.start()
 
 
@@ -240,7 +253,7 @@ async def restart_database(stage: Stage, fault: Fault) -> None:
 async def freeze_database(stage: Stage, fault: Fault) -> None:
     """SIGSTOP and SIGCONT to all of its processes: connections stay up and nothing answers."""
     await asyncio.to_thread(stage.postgres.pause)
-    await _later(fault.rng.choice((1.0, 4.0, 8.0)))
+    await paced(fault.rng.choice((1.0, 4.0, 8.0)))
     await asyncio.to_thread(stage.postgres.resume)
 
 
@@ -250,7 +263,7 @@ async def take_connections(stage: Stage, fault: Fault) -> None:
         for proxy in stage.database_links:
             proxy.refuse()
             proxy.reset()
-        while True:
+        for _ in range(int(POSTGRES["max_connections"])):
             try:
                 connection = await psycopg.AsyncConnection.connect(stage.dsn, autocommit=True, connect_timeout=5)
             except psycopg.OperationalError:
@@ -258,7 +271,7 @@ async def take_connections(stage: Stage, fault: Fault) -> None:
             await stack.enter_async_context(connection)
         for proxy in stage.database_links:
             proxy.heal()
-        await _later(fault.rng.uniform(1.0, 4.0))
+        await paced(fault.rng.uniform(1.0, 4.0))
 
 
 async def hold_locks(stage: Stage, fault: Fault) -> None:
@@ -277,7 +290,7 @@ async def hold_locks(stage: Stage, fault: Fault) -> None:
         await connection.execute("set local lock_timeout = '2s'")
         with contextlib.suppress(psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
             await connection.execute(statement)
-            await _later(fault.rng.uniform(1.0, 6.0))
+            await paced(fault.rng.uniform(1.0, 6.0))
         await connection.rollback()
 
 
@@ -308,6 +321,7 @@ KINDS: Mapping[str, Act] = {
     "kill server": kill_server,
     "freeze server": freeze_server,
     "stop server": stop_server,
+    "kill worker and its server": kill_worker_and_server,
     "wrong clock of server": server_clock,
     "black hole around server": black_hole_server,
     "kill database": kill_database,
@@ -321,7 +335,7 @@ KINDS: Mapping[str, Act] = {
     **{f"{name} database link": act for name, act in _LINKS.items()},
 }
 """What each kind does, by its name in the report."""
-ENDS_ITS_SERVER = frozenset({"kill server", "stop server", "wrong clock of server"})
+ENDS_ITS_SERVER = frozenset({"kill server", "stop server", "wrong clock of server", "kill worker and its server"})
 
 
 _OF_DATABASE = frozenset((
@@ -336,6 +350,8 @@ def touched(kind: str, target: int) -> frozenset[str]:
         return frozenset({DATABASE})
     if kind.endswith("client link"):
         return frozenset({"client"})
+    if kind == "kill worker and its server":
+        return frozenset({server(target), *(worker(number) for number in range(len(WORKERS)))})
     if kind.endswith(("server", "database link")):
         return frozenset({server(target)})
     return frozenset({worker(target)})

@@ -21,7 +21,9 @@ SIGNALS = 4
 SIGNAL = {"way": 2, "items": [1]}
 """What every signal carries: which wait takes which of them is chance."""
 RETRY = {"initial_delay": "20ms", "max_delay": "200ms", "max_attempts": 1000, "max_corrective_attempts": 4}
-TIMES = {"timeout": "4s", "lease": "10s"}
+LEASE = 10.0
+"""Seconds, of each step of a graph."""
+TIMES = {"timeout": "4s", "lease": f"{LEASE:g}s"}
 STAGES = ("operational", "operational", "corrective", "corrective", "soon", "hang", "acted")
 """How an attempt goes wrong: ``soon`` with a retry_after, ``hang`` until its timeout, ``acted`` after the effect."""
 CHECKED = PREFIX + "two"

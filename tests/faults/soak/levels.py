@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import statistics
 import time
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 import psutil
 
 from tests.faults.soak.stage import Stage
+from tests.fixtures.waiting import paced
 
 EVERY = 2.0
 LONG_ENOUGH = 120.0
@@ -61,7 +61,7 @@ class Levels:
                         found = psutil.Process(process.pid)
                         sample = Sample(time.monotonic(), found.memory_info().rss, found.num_fds())
                         self._lives[number, process.pid].append(sample)
-            await asyncio.sleep(EVERY)
+            await paced(EVERY)
 
     def found(self) -> list[Level]:
         """Of each life that was long enough to tell."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +21,7 @@ from tests.faults.soak.conditional_sink import ConditionalSink
 from tests.faults.soak.graphs import MANIFESTS, SIGNAL, SIGNALS, GraphProgram, graph_program
 from tests.faults.soak.schedules import SPECS
 from tests.faults.soak.watcher import Watcher
-from tests.fixtures.waiting import eventually
+from tests.fixtures.waiting import eventually, paced
 
 T = TypeVar("T")
 MOST = 1_000_000
@@ -28,6 +29,9 @@ CODE_SHARE = 0.4
 GRACE = 600.0
 """Of a code run that is cancelled: its clean-up is to come to its end."""
 PATIENCE = 120.0
+"""Of the client, in seconds: how long it repeats a call by itself."""
+INSISTENCE = 600.0
+"""How long a call is made again: longer than any fault lasts, and than some in a row that reach the client."""
 
 
 @dataclass
@@ -106,12 +110,14 @@ class Load:
     # Calls
 
     async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call again and again until it is answered."""
+        """Make a call again and again until it is answered; raises Unavailable when INSISTENCE is over."""
+        end = time.monotonic() + INSISTENCE
         while True:
             try:
                 return await call()
             except Unavailable:
-                continue
+                if time.monotonic() > end:
+                    raise
 
     async def _start(self, key: str, workflow_id: str, given: object, rng: Random, delay: float = 0.0) -> str:
         """Start a run, sometimes by several calls at once; they must be answered with the same."""
@@ -161,12 +167,12 @@ class Load:
 
     async def _graph_signals(self, run_id: str, key: str, rng: Random) -> None:
         for number in range(SIGNALS):
-            await asyncio.sleep(rng.random())
+            await paced(rng.random())
             if not await self._signal(run_id, "go", SIGNAL, f"{key}-go-{number}"):
                 return
 
     async def _act(self, run_id: str, key: str, program: GraphProgram) -> None:
-        await asyncio.sleep(program.after)
+        await paced(program.after)
         client, request_id = self._client, f"{key}-{program.action}"
         if program.action == "cancel":
             await self._control(run_id, "cancel", request_id, lambda: client.cancel_run(run_id, request_id=request_id))
@@ -176,7 +182,7 @@ class Load:
             )
         else:
             await self._control(run_id, "pause", request_id, lambda: client.pause_run(run_id, request_id=request_id))
-            await asyncio.sleep(1.0)
+            await paced(1.0)
             again = f"{key}-resume"
             await self._control(run_id, "resume", again, lambda: client.resume_run(run_id, request_id=again))
 
@@ -214,7 +220,7 @@ class Load:
         rng.shuffle(names)
         with contextlib.suppress(asyncio.CancelledError):
             for number, name in enumerate(names):
-                await asyncio.sleep(rng.random() * 0.05)
+                await paced(rng.random() * 0.05)
                 if not await self._signal(run_id, name, rng.randrange(10**6), f"{key}-{number}"):
                     return
 

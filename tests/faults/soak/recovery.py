@@ -7,10 +7,9 @@ recovery needs is told, and no other fault begins at that meanwhile.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, LiteralString
 
@@ -18,10 +17,11 @@ from fencepost_server.domain.model import EventType, RunState
 from tests.faults.soak.faults import BLACK_HOLE, DATABASE, Fault, server, worker
 from tests.faults.soak.stage import GRACE, SERVERS, Stage
 from tests.faults.soak.watcher import Watcher
+from tests.fixtures.waiting import paced
 
 LOOK = 0.05
 LIMIT = 60.0
-AT_WORK = [int(state) for state in (RunState.PENDING, RunState.RUNNING, RunState.WAITING, RunState.UNDOING)]
+UNDER_WAY = [int(state) for state in (RunState.PENDING, RunState.RUNNING, RunState.WAITING, RunState.UNDOING)]
 PROGRESS = [int(event) for event in (EventType.STEP_COMPLETED, EventType.LOCAL_STEP_ENDED, EventType.UNDO_COMPLETED)]
 
 WORKER_KILLED = "killed worker's steps elsewhere"
@@ -39,16 +39,16 @@ BOUNDS = {
     DATABASE_BACK: 5.0,
 }
 """Seconds."""
-OF_KIND = {
-    "kill worker": WORKER_KILLED,
-    "wrong clock of worker": WORKER_KILLED,
-    "kill server": SERVER_KILLED,
-    "wrong clock of server": SERVER_KILLED,
-    "black hole around server": BLACK_HOLED,
-    "kill database": DATABASE_BACK,
-    "restart database": DATABASE_BACK,
+OF_KIND: Mapping[str, tuple[str, ...]] = {
+    "kill worker": (WORKER_KILLED, DECIDER_KILLED),
+    "wrong clock of worker": (WORKER_KILLED, DECIDER_KILLED),
+    "kill server": (SERVER_KILLED,),
+    "wrong clock of server": (SERVER_KILLED,),
+    "black hole around server": (BLACK_HOLED,),
+    "kill database": (DATABASE_BACK,),
+    "restart database": (DATABASE_BACK,),
 }
-"""Which bound a kind of fault is held to."""
+"""Which bounds a kind of fault is held to. Kinds that are not here have none: the checker judges what came of them."""
 
 _LEASED: LiteralString = """
 select t.run_id::text as run_id, t.task_id, t.token, c.hold_until > clock_timestamp() as held
@@ -101,33 +101,33 @@ class Recoveries:
 
 def needs(stage: Stage, fault: Fault) -> frozenset[str]:
     """What has to be left alone while the recovery of a fault is measured."""
-    bound = OF_KIND.get(fault.kind)
+    bounds = OF_KIND.get(fault.kind, ())
     servers = {server(number) for number in range(SERVERS)}
     workers = {worker(number) for number in range(len(stage.workers))}
-    if bound is None:
+    if not bounds:
         return frozenset()
-    if bound in {SERVER_KILLED, BLACK_HOLED}:
+    if _LEAVE_A_SERVER & {*bounds}:
         there = {worker(number) for number in range(len(stage.workers)) if fault.target in stage.at(number)}
         return frozenset({DATABASE, *there, *servers})
     return frozenset({DATABASE, *servers, *workers})
 
 
+_LEAVE_A_SERVER = frozenset({SERVER_KILLED, BLACK_HOLED})
 Measured = Callable[[], Awaitable[float]]
 
 
 async def measure(stage: Stage, watcher: Watcher, fault: Fault) -> dict[str, Measured]:
     """What to wait for after a fault that is about to begin, by the bound: seconds until it is made good."""
-    bound = OF_KIND.get(fault.kind)
-    if bound == WORKER_KILLED:
+    bounds = OF_KIND.get(fault.kind, ())
+    if WORKER_KILLED in bounds:
         return await _tasks_elsewhere(watcher, fault.target)
-    if bound in {SERVER_KILLED, BLACK_HOLED} and (moved := _workers_elsewhere(stage, watcher, fault.target)):
-        return {bound: moved}
-    return {}
+    moved = _workers_elsewhere(stage, watcher, fault.target) if _LEAVE_A_SERVER & {*bounds} else None
+    return dict.fromkeys(bounds, moved) if moved is not None else {}
 
 
 async def _tasks_elsewhere(watcher: Watcher, number: int) -> dict[str, Measured]:
     """Of a worker's steps, and of its code runs. Nothing while the database lets no lease run out after an outage."""
-    leased = await watcher.fetch(_LEASED, name=f"worker-{number}", at_work=AT_WORK)
+    leased = await watcher.fetch(_LEASED, name=f"worker-{number}", at_work=UNDER_WAY)
     found: dict[str, Measured] = {}
     for bound, decides in ((WORKER_KILLED, False), (DECIDER_KILLED, True)):
         rows = [row for row in leased if (row["task_id"] == _DECIDE) is decides and not row["held"]]
@@ -140,7 +140,7 @@ def _taken(watcher: Watcher, rows: list[dict[str, Any]]) -> Measured:
     params = {f"{name}s": [row[name] for row in rows] for name in ("run_id", "task_id", "token")}
 
     async def taken() -> bool:
-        [row] = await watcher.fetch(_STILL, **params, at_work=AT_WORK)
+        [row] = await watcher.fetch(_STILL, **params, at_work=UNDER_WAY)
         return not row["n"]
 
     return lambda: _seconds_until(taken)
@@ -165,7 +165,7 @@ async def _seconds_until(reached: Callable[[], Awaitable[bool]]) -> float:
     while not await reached():
         if time.monotonic() - begin > LIMIT:
             return LIMIT
-        await asyncio.sleep(LOOK)
+        await paced(LOOK)
     return time.monotonic() - begin
 
 
@@ -176,5 +176,5 @@ async def until_progress(watcher: Watcher, since: float, *, steps: bool = False)
         [row] = await watcher.fetch(_PROGRESS, since=since, kinds=PROGRESS if steps else None)
         if row["at"] is not None:
             return max(0.0, float(row["at"]) - since)
-        await asyncio.sleep(LOOK)
+        await paced(LOOK)
     return LIMIT

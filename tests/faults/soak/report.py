@@ -11,8 +11,9 @@ from typing import Any
 
 from tests.faults.soak.checker import told
 from tests.faults.soak.findings import Finding, Rule
-from tests.faults.soak.levels import Level
+from tests.faults.soak.levels import LONG_ENOUGH, Level
 from tests.faults.soak.recovery import BOUNDS, Recoveries
+from tests.faults.soak.stage import SERVERS
 
 
 def _spread(seconds: Sequence[float]) -> str:
@@ -73,6 +74,7 @@ class Report:
                 name: {"count": len(each), "longest": round(max(each), 2), "bound": BOUNDS[name]}
                 for name, each in sorted(self.recoveries.bounded.items())
             },
+            "servers_judged_for_growth": len({level.server for level in self.levels}),
             "disk_full": self.disk_full,
             "lost": self.count(Rule.LOST),
             "repeated": self.count(Rule.REPEATED),
@@ -94,6 +96,10 @@ class Report:
             each = self.recoveries.bounded.get(name, [])
             yield f"{name:42}{len(each):6}{_spread(each)}{bound:6g} s"
         yield ""
+        for number in sorted(set(range(SERVERS)) - {level.server for level in self.levels}):
+            yield f"server {number}: no process of it lived long enough ({LONG_ENOUGH:g} s) to tell whether it grows"
+        if not self.levels:
+            yield "no server lived long enough: nothing is said of growth"
         for level in self.levels:
             memory = " to ".join(f"{each / (1 << 20):.0f}" for each in level.memory)
             files = " to ".join(map(str, level.files))

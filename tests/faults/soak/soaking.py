@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -23,23 +25,31 @@ from tests.faults.soak.stage import Stage
 from tests.faults.soak.tables import AT_WORK, sizes
 from tests.faults.soak.watcher import Watcher
 from tests.fixtures.api import Api
+from tests.fixtures.waiting import paced
 
 AT_ONCE = 24
 MOST_STORIES = 20
 _RUN_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+Part = Callable[[], Coroutine[Any, Any, None]]
 QUIET = 150.0
 """How long what is under way may take when the faults are over: a lease, its backoff, and every script."""
 
 
-@contextlib.asynccontextmanager
-async def background(*tasks: asyncio.Task[None]) -> AsyncIterator[None]:
-    """Tasks that are cancelled at the end of the block."""
-    try:
-        yield
-    finally:
-        for task in tasks:
+async def play(load: Load, watches: Sequence[Part], faults: Part) -> None:
+    """Run the load, and what watches it, while faults come upon it; then until the load has ended.
+
+    All stand or fall together: whichever fails first ends the others, and what it raised is raised here. A soak
+    without its load, or that nobody watches, would find nothing wrong.
+    """
+    async with asyncio.TaskGroup() as group:
+        watching = [group.create_task(watch()) for watch in watches]
+        await load.prepare()
+        running = group.create_task(load.run())
+        await faults()
+        await load.stop()
+        await _quiet(running)
+        for task in watching:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def soak(
@@ -59,12 +69,7 @@ async def soak(
     levels = Levels(stage)
     conductor = Conductor(stage, watcher, acts)
     try:
-        async with background(asyncio.create_task(watcher.watch()), asyncio.create_task(levels.watch())):
-            await load.prepare()
-            running = asyncio.create_task(load.run())
-            await conductor.run(plan, every)
-            await load.stop()
-            await _quiet(running)
+        await play(load, (watcher.watch, levels.watch), partial(conductor.run, plan, every))
         report.findings = [*_ended_by_themselves(stage), *await _check(stage, load.acked)]
         report.stories = await _stories(stage, report.findings)
     finally:
@@ -94,12 +99,9 @@ def _ended_by_themselves(stage: Stage) -> list[Finding]:
 
 async def _quiet(running: asyncio.Task[None]) -> None:
     """Wait until all programs have ended; those that have not are stuck, which the checker tells."""
-    done, _ = await asyncio.wait([running], timeout=QUIET)
-    if done:
-        running.result()
-        return
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    _, late = await asyncio.wait([running], timeout=QUIET)
+    if late:
+        running.cancel()
 
 
 async def _check(stage: Stage, acked: Acked) -> list[Finding]:
@@ -134,7 +136,7 @@ async def _ended(dsn: str) -> None:
     while time.monotonic() < end:
         if not await fetch(dsn, AT_WORK):
             return
-        await asyncio.sleep(0.2)
+        await paced(0.2)
 
 
 def _count_trials(stage: Stage, report: Report) -> None:

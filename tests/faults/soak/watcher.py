@@ -6,6 +6,7 @@ One connection, made anew whenever a fault has broken it.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from typing import Any, LiteralString
 
@@ -13,9 +14,12 @@ import psycopg
 from psycopg.rows import dict_row
 
 from fencepost_server.domain.model import FINAL_STATES, RunState
+from tests.fixtures.waiting import paced
 
 INTERVAL = 0.1
 LIMIT = 10.0
+AWAY = 300.0
+"""Seconds that the database may be away, with all its recoveries, before a question is given up."""
 
 _CHAINS: LiteralString = """
 select coalesce(chain_id, run_id)::text as chain, run_id::text as run_id, state, next_seq - 1 as last_seq
@@ -40,14 +44,17 @@ class Watcher:
             await self._connection.close()
 
     async def fetch(self, statement: LiteralString, **params: Any) -> list[dict[str, Any]]:
-        """Ask; waits while the database is away."""
+        """Ask; waits while the database is away, but for longer than AWAY: then its error is raised."""
+        end = time.monotonic() + AWAY
         while True:
             try:
                 async with self._lock, asyncio.timeout(LIMIT):
                     return await self._ask(statement, params)
             except (psycopg.Error, OSError):  # TimeoutError is one too
                 await self._drop()
-                await asyncio.sleep(INTERVAL)
+                if time.monotonic() > end:
+                    raise
+                await paced(INTERVAL)
 
     async def _ask(self, statement: LiteralString, params: dict[str, Any]) -> list[dict[str, Any]]:
         if self._connection is None:
@@ -72,7 +79,7 @@ class Watcher:
                 async with self._changed:
                     self._states.update({row["chain"]: row for row in rows})
                     self._changed.notify_all()
-            await asyncio.sleep(INTERVAL)
+            await paced(INTERVAL)
 
     async def until(self, run_id: str, *, last_seq: int = 0, state: RunState | None = None) -> RunState:
         """Wait until the last run of a chain has so many events, is in a state, or is in a final one; its state."""
