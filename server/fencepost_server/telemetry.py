@@ -23,7 +23,11 @@ class EngineCollector(Collector):
         """All metrics, now."""
         engine, now = self._engine, time.monotonic()
         yield GaugeMetricFamily("fencepost_healthy", "1 if the database answered lately.", value=float(engine.healthy))
-        yield GaugeMetricFamily("fencepost_sessions", "Worker streams.", value=len(engine.dispatcher.sessions))
+        yield GaugeMetricFamily(
+            "fencepost_sessions",
+            "Sides of worker streams: one for steps and one for code workflows, so a worker with both counts twice.",
+            value=len(engine.dispatcher.sessions),
+        )
         ages = GaugeMetricFamily(
             "fencepost_loop_last_good_seconds",
             "Seconds since a loop's last good pass; a waiting loop is as old as its cause.",

@@ -10,6 +10,7 @@ import pytest
 
 from fencepost_server.web import gathered
 from fencepost_server.web.gathered import ProcessState, ToldByProcesses
+from tests.fixtures.waiting import paced
 
 LIMIT = 20
 """Seconds that a gathering may take here: many times what it takes, and less than what it would take in turn."""
@@ -27,7 +28,7 @@ async def dawdle(writer: asyncio.StreamWriter) -> None:
     while True:
         writer.write(b"#")
         await writer.drain()
-        await asyncio.sleep(0.1)  # the pace is what it is about
+        await paced(0.1)
 
 
 def tell(body: str) -> Answer:
