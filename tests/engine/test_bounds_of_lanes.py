@@ -58,10 +58,8 @@ async def test_a_full_queue_refuses_callers_with_a_delay_and_loses_nothing_that_
     assert await count(dsn, "run") == 11
 
 
-async def test_a_transaction_has_no_more_operations_and_bytes_than_may_be(
-    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """I12."""
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """The operations of each transaction from now on, of servers that are started after this."""
     batches: list[list[Any]] = []
     work = commit.Committer.work
 
@@ -70,6 +68,14 @@ async def test_a_transaction_has_no_more_operations_and_bytes_than_may_be(
         return await work(self, connection, operations, skip_locked)
 
     monkeypatch.setattr(commit.Committer, "work", seen)
+    return batches
+
+
+async def test_a_transaction_has_no_more_operations_and_bytes_than_may_be(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I12."""
+    batches = watched(monkeypatch)
     limits = {"lanes": 1, "lane_batch": 7, "lane_batch_bytes": 1 << 20, "lock_timeout": 20, "batch_timeout": 30}
     server = await in_process_server(dsn, **limits)
     api = connect_api(server.grpc_address)
@@ -94,14 +100,7 @@ async def test_a_transaction_takes_half_of_what_is_under_way(
     in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once it took all of it, and everybody waited in turn for one lump that went round."""
-    sizes: list[int] = []
-    work = commit.Committer.work
-
-    async def seen(self: Any, connection: Any, operations: list[Any], skip_locked: bool) -> Any:
-        sizes.append(len(operations))
-        return await work(self, connection, operations, skip_locked)
-
-    monkeypatch.setattr(commit.Committer, "work", seen)
+    batches = watched(monkeypatch)
     server = await in_process_server(dsn, lanes=1, lock_timeout=20, batch_timeout=30)
     api = connect_api(server.grpc_address)
     await api.register(manifest())
@@ -112,29 +111,22 @@ async def test_a_transaction_takes_half_of_what_is_under_way(
         others = asyncio.create_task(api.start_many(requests))
         await eventually(lambda: server.app.engine.lanes[0].depth == 400)
     await asyncio.gather(first, others)
-    assert sizes == [1, 200, 200]
+    assert list(map(len, batches)) == [1, 200, 200]
 
 
 async def test_callers_that_come_one_after_the_other_share_a_transaction(
     in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gRPC lets them in one by one: at 64 callers there were two starts in a transaction."""
-    sizes: list[int] = []
-    work = commit.Committer.work
-
-    async def seen(self: Any, connection: Any, operations: list[Any], skip_locked: bool) -> Any:
-        sizes.append(len(operations))
-        return await work(self, connection, operations, skip_locked)
-
-    monkeypatch.setattr(commit.Committer, "work", seen)
+    batches = watched(monkeypatch)
     monkeypatch.setattr(lanes, "_MOMENT", 0.3)  # longer than a slow machine takes for a call
     server = await in_process_server(dsn, lanes=1)
     api = connect_api(server.grpc_address)
     await api.register(manifest())
     await api.start_many([api.start_request() for _ in range(3)])
-    assert sizes == [3]
+    assert list(map(len, batches)) == [3]
     await asyncio.gather(*(api.start() for _ in range(30)))
-    assert sizes == [3, 30]
+    assert list(map(len, batches)) == [3, 30]
 
 
 async def test_a_caller_alone_and_workers_do_not_wait_for_others(

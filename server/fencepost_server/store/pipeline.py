@@ -2,8 +2,9 @@
 their results.
 
 psycopg connects, adapts values and knows the errors; between these this speaks to libpq itself (``psycopg.pq``): a
-cursor for each statement took half of a small transaction's time. Every statement is prepared when it is first sent
-over a connection, up to a bound, and values travel in binary form.
+cursor for each statement took half of a small transaction's processor time. Every statement is prepared when it is
+first sent over a connection, up to a bound, and values travel in binary form. Not all of these names are promised to
+stay, so server/pyproject.toml allows no other minor version of psycopg.
 """
 
 from __future__ import annotations
