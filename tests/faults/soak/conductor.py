@@ -12,6 +12,7 @@ from tests.faults.soak.faults import KINDS, Act, Fault
 from tests.faults.soak.recovery import (
     BOUNDS,
     DATABASE_BACK,
+    NO_PROGRESS,
     OF_KIND,
     Measured,
     Recoveries,
@@ -101,8 +102,12 @@ class Conductor:
             ended = acting.result()
             if DATABASE_BACK in OF_KIND.get(fault.kind, ()):
                 seconds = await until_progress(self._watcher, ended, steps=True)
-                self._note(DATABASE_BACK, seconds, alone=bool(wanted))
-            self.recoveries.after[fault.kind].append(await until_progress(self._watcher, ended))
+                self._note(DATABASE_BACK, NO_PROGRESS if seconds is None else seconds, alone=bool(wanted))
+            seconds = await until_progress(self._watcher, ended)
+            if seconds is None:
+                self.recoveries.none.append(f"{fault.kind} {fault.target}")
+            else:
+                self.recoveries.after[fault.kind].append(seconds)
         finally:
             self._needed.subtract(wanted)
 
@@ -121,7 +126,4 @@ class Conductor:
     def _note(self, bound: str, seconds: float, *, alone: bool) -> None:
         late = " LATE" if seconds > BOUNDS[bound] else ""
         self._say(f"    {bound}: {seconds:.2f} s{late if alone else ', not alone'}")
-        if alone:
-            self.recoveries.bounded[bound].append(seconds)
-        else:
-            self.recoveries.not_bounded += 1
+        (self.recoveries.bounded if alone else self.recoveries.disturbed)[bound].append(seconds)

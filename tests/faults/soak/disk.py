@@ -80,7 +80,7 @@ async def fill_disk(played: Stage, fault: Fault) -> None:
 async def _has_recovered(played: Stage) -> bool:
     """Whether it answers; it may first end, because it could not recover while there was no room."""
     if not played.postgres.running:
-        played.postgres.start()
+        await asyncio.to_thread(played.postgres.start)
     try:
         await fetch(played.dsn, "select 1")
     except psycopg.OperationalError:

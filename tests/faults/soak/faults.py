@@ -237,17 +237,22 @@ async def break_link(stage: Stage, fault: Fault) -> None:
 # The database
 
 
+async def _start_database(stage: Stage) -> None:
+    """Not in the loop, which has other faults to mend meanwhile. The thread that starts it outlives the stage."""
+    await asyncio.to_thread(stage.postgres.start)
+
+
 async def kill_database(stage: Stage, fault: Fault) -> None:
     """SIGKILL to all of its processes, and a start with recovery."""
     await asyncio.to_thread(stage.postgres.kill)
     await paced(fault.rng.uniform(0.0, 6.0))
-    stage.postgres.start()
+    await _start_database(stage)
 
 
 async def restart_database(stage: Stage, fault: Fault) -> None:
     """An immediate shutdown, and a start."""
     await asyncio.to_thread(stage.postgres.stop, "immediate")
-    stage.postgres.start()
+    await _start_database(stage)
 
 
 async def freeze_database(stage: Stage, fault: Fault) -> None:

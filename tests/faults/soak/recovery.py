@@ -21,6 +21,8 @@ from tests.fixtures.waiting import paced
 
 LOOK = 0.05
 LIMIT = 60.0
+NO_PROGRESS = 300.0
+"""After so long without an event of any run nothing goes on any more, whatever else has failed meanwhile."""
 UNDER_WAY = [int(state) for state in (RunState.PENDING, RunState.RUNNING, RunState.WAITING, RunState.UNDOING)]
 PROGRESS = [int(event) for event in (EventType.STEP_COMPLETED, EventType.LOCAL_STEP_ENDED, EventType.UNDO_COMPLETED)]
 
@@ -81,8 +83,10 @@ class Recoveries:
 
     after: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     bounded: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    not_bounded: int = 0
-    """Measured ones that something else was in the way of."""
+    disturbed: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Like ``bounded``, where other faults were in the way: shown, and held to nothing."""
+    none: list[str] = field(default_factory=list)
+    """Faults after which nothing went on."""
 
     @property
     def longest(self) -> float:
@@ -169,12 +173,15 @@ async def _seconds_until(reached: Callable[[], Awaitable[bool]]) -> float:
     return time.monotonic() - begin
 
 
-async def until_progress(watcher: Watcher, since: float, *, steps: bool = False) -> float:
-    """Seconds from ``since`` (of this machine's clock) to the next event of any run, or (``steps``) end of a step."""
+async def until_progress(watcher: Watcher, since: float, *, steps: bool = False) -> float | None:
+    """Seconds from ``since`` (of this machine's clock) to the next event of any run, or (``steps``) end of a step.
+
+    Other faults that come meanwhile are in it. None: there was none for NO_PROGRESS seconds.
+    """
     begin = time.monotonic()
-    while time.monotonic() - begin < LIMIT:
+    while time.monotonic() - begin < NO_PROGRESS:
         [row] = await watcher.fetch(_PROGRESS, since=since, kinds=PROGRESS if steps else None)
         if row["at"] is not None:
             return max(0.0, float(row["at"]) - since)
         await paced(LOOK)
-    return LIMIT
+    return None

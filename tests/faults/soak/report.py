@@ -75,6 +75,10 @@ class Report:
                 for name, each in sorted(self.recoveries.bounded.items())
             },
             "servers_judged_for_growth": len({level.server for level in self.levels}),
+            "disturbed": {
+                name: {"count": len(each), "longest": round(max(each), 2)}
+                for name, each in sorted(self.recoveries.disturbed.items())
+            },
             "disk_full": self.disk_full,
             "lost": self.count(Rule.LOST),
             "repeated": self.count(Rule.REPEATED),
@@ -95,6 +99,8 @@ class Report:
         for name, bound in BOUNDS.items():
             each = self.recoveries.bounded.get(name, [])
             yield f"{name:42}{len(each):6}{_spread(each)}{bound:6g} s"
+            if disturbed := self.recoveries.disturbed.get(name):
+                yield f"{'  amid other faults, held to nothing':42}{len(disturbed):6}{_spread(disturbed)}"
         yield ""
         for number in sorted(set(range(SERVERS)) - {level.server for level in self.levels}):
             yield f"server {number}: no process of it lived long enough ({LONG_ENOUGH:g} s) to tell whether it grows"

@@ -80,6 +80,7 @@ async def soak(
     report.programs = load.ended
     report.findings += [Finding(Rule.LEVELS, str(level)) for level in report.levels if level.grown]
     report.findings += [Finding(Rule.BOUND, text) for text in report.recoveries.late()]
+    report.findings += [Finding(Rule.STUCK, f"nothing went on after {fault}") for fault in report.recoveries.none]
     acked = load.acked
     report.acknowledged = len(acked.starts) + len(acked.signals) + len(acked.controls)
     report.runs, report.events = await sizes(stage.dsn)

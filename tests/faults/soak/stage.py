@@ -35,6 +35,7 @@ SETTINGS: Mapping[str, Setting] = {
 """Defaults but for what makes faults end sooner than the next one begins."""
 POSTGRES = {"max_connections": "60"}
 SERVERS = 2
+START_LIMIT = 120.0
 WORKERS = (("graph", "-"), ("graph", "-"), ("code", "1000"), ("code", "2"), ("code", "replay"))
 """What each worker does, and how many code runs it keeps in memory."""
 
@@ -122,7 +123,7 @@ class Stage:
             self.servers.append(SoakServer(dsn, self.folder / f"server-{number}.log", given))
             self.servers[-1].start()
         for number, server in enumerate(self.servers):
-            await asyncio.to_thread(server.wait_serving)
+            await asyncio.to_thread(server.wait_serving, START_LIMIT)
             for who in range(-1, workers):
                 self.links[who, number] = Proxy(server.grpc_address).start()
         for number, (kind, cache) in enumerate(WORKERS[:workers]):
