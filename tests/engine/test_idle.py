@@ -1,13 +1,8 @@
-"""An engine without work is idle, and rows are changed where they are (row 34 of the field's failures)."""
+"""Rows are changed where they are, and what is past its time is forgotten (row 34 of the field failures)."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
-
-import psycopg
-import pytest
 
 from tests.engine.rows import execute, fetch
 from tests.fixtures.api import Api
@@ -18,38 +13,6 @@ from tests.fixtures.waiting import eventually
 
 ConnectWorker = Callable[..., Awaitable[RawWorker]]
 Connect = Callable[[str], Api]
-STATEMENTS = 6
-
-
-@pytest.mark.parametrize("workers", [0, 5])
-async def test_an_idle_server_asks_the_database_at_most_five_times_a_second(
-    in_process_server: StartInProcessServer,
-    dsn: str,
-    connect_api: Connect,
-    connect_worker: ConnectWorker,
-    workers: int,
-) -> None:
-    """Counted at the driver, with workers connected or not, and with LISTEN."""
-    server = await in_process_server(dsn, listen_dsn=dsn)
-    sent: list[float] = []
-    loop = asyncio.get_running_loop()
-    engine = server.app.engine
-    await eventually(lambda: engine.last_probe)
-    for _ in range(workers):
-        await connect_worker(server.grpc_address, handlers=handler_names(3))
-    began = loop.time()
-    with pytest.MonkeyPatch.context() as patch:
-        execute_ = psycopg.AsyncCursor.execute
-
-        async def counting(*arguments: Any, **options: Any) -> Any:
-            sent.append(loop.time())
-            return await execute_(*arguments, **options)
-
-        patch.setattr(psycopg.AsyncCursor, "execute", counting)
-        await eventually(lambda: len(sent) >= STATEMENTS, 30)
-    elapsed = loop.time() - began
-    assert elapsed >= (STATEMENTS - 1) / 5, f"{len(sent)} statements in {elapsed:.2f} s"
-    assert {loop_.name: loop_.errors for loop_ in engine.loops if loop_.errors} == {}
 
 
 async def test_the_updates_of_runs_touch_no_index(
