@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from tests.engine.code import Code, open_code
 from tests.engine.flows import HANDLERS, OpenScene, Scene
 from tests.fixtures.api import Api
 from tests.fixtures.raw_worker import RawWorker
@@ -34,3 +35,11 @@ def open_scene(
 async def scene(open_scene: OpenScene) -> Scene:
     """A scene with the default settings."""
     return await open_scene()
+
+
+@pytest.fixture
+async def code(open_scene: OpenScene) -> AsyncIterator[Code]:
+    """A server with a worker that decides."""
+    code = await open_code(open_scene)
+    yield code
+    await code.decider.close()

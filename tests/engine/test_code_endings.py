@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -31,14 +30,6 @@ from tests.engine.rows import execute, fetch
 from tests.fixtures.api import DEADLINE
 from tests.fixtures.raw_worker import LEASE_LOST, REFUSED
 from tests.fixtures.refusals import decode
-
-
-@pytest.fixture
-async def code(open_scene: OpenScene) -> AsyncIterator[Code]:
-    """A server with a worker that decides."""
-    code = await open_code(open_scene)
-    yield code
-    await code.decider.close()
 
 
 async def test_a_cancel_is_an_event_and_the_run_ends_cancelled_whatever_the_function_returns(code: Code) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from fencepost.v1 import run_pb2, run_service_pb2
@@ -31,14 +29,6 @@ from tests.engine.rows import fetch
 from tests.fixtures.api import DEADLINE, kinds
 from tests.fixtures.raw_worker import ALREADY_DONE, LEASE_LOST, OK, REFUSED
 from tests.fixtures.waiting import eventually
-
-
-@pytest.fixture
-async def code(open_scene: OpenScene) -> AsyncIterator[Code]:
-    """A server with a worker that decides."""
-    code = await open_code(open_scene)
-    yield code
-    await code.decider.close()
 
 
 async def test_local_steps_are_one_event_each_and_the_run_completes_with_what_the_function_returns(code: Code) -> None:

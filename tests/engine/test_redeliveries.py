@@ -136,9 +136,15 @@ async def disconnect(worker: RawWorker, server: InProcessServer) -> None:
 
 
 async def test_a_task_that_was_leased_but_never_sent_keeps_its_only_attempt(
-    quick: InProcessServer, api: Api, connect_worker: ConnectWorker, dsn: str, monkeypatch: pytest.MonkeyPatch
+    in_process_server: StartInProcessServer,
+    connect_api: Connect,
+    connect_worker: ConnectWorker,
+    dsn: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Row 48 of the field's failures: the stream ends between claim and write; max_attempts is 1."""
+    quick = await in_process_server(dsn, poll_interval=0.05, eager_limit=0)
+    api = connect_api(quick.grpc_address)
     await api.register(manifest(1, retry={"max_attempts": 1}))
     worker = await connect_worker(quick.grpc_address)
     claim, lost = stored_tasks.claim, asyncio.Event()

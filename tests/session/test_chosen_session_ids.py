@@ -54,3 +54,25 @@ async def test_an_id_that_was_used_before_or_is_none_is_refused(
         assert caught.value.error is not None
         assert caught.value.error.reason == "INVALID_HELLO"
         assert [path for path, _ in caught.value.error.violations] == ["session_id"]
+
+
+async def test_whoever_names_the_session_of_another_takes_nothing_from_it(
+    server: InProcessServer, api: Api, connect_worker: Callable[..., Awaitable[RawWorker]], dsn: str
+) -> None:
+    """Its leases last as long as before, and it gets further tasks."""
+    await api.register(manifest())
+    chosen = str(uuid.uuid4())
+    worker = await connect_worker(server.grpc_address, session_id=chosen)
+    await api.start()
+    task = await worker.task()
+    lease = "select lease_expires_at from task"
+    before = await fetch(dsn, lease)
+    with pytest.raises(StreamEnded):
+        await connect_worker(server.grpc_address, session_id=chosen)
+    server.app.engine.closer.submit(str(uuid.uuid4()))  # which is done with all that was asked for before
+    await eventually(lambda: not server.app.engine.closer._waiting)
+    assert await fetch(dsn, lease) == before
+    assert await fetch(dsn, "select ended_at from session where session_id = %s", [chosen]) == [(None,)]
+    await api.start()
+    await worker.complete(await worker.task())
+    await worker.complete(task)

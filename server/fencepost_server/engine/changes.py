@@ -122,6 +122,8 @@ Eager = Callable[[Report, RunRow, str, str], int | None]
 """May the session of a report take the next step of its run (queue, handler) at once? Its depth, or None."""
 
 
+Taker = Callable[[RunRow, str, str], WorkerSession | None]
+"""A session that waits for such a task (run, queue, handler) while nothing else that it could do waits; or None."""
 Sticky = Callable[[str], WorkerSession | None]
 """By its id: the session to lease the DECIDE task of a run that it decided last; None if it can't take it."""
 Push = tuple[str, str, int, int, int, tuple[HistoryEvent, ...]]

@@ -15,6 +15,8 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
 
 from fencepost_server.config import Config
 from fencepost_server.domain.errors import (
@@ -29,7 +31,7 @@ from fencepost_server.domain.graph import Graph
 from fencepost_server.domain.model import Ended
 from fencepost_server.engine import delivery
 from fencepost_server.engine.catalog import Catalog
-from fencepost_server.engine.changes import Changes, Eager, Limits, Rows, Sticky
+from fencepost_server.engine.changes import Changes, Eager, Limits, Rows, Sticky, Taker
 from fencepost_server.engine.context import Environment, UndoOrders
 from fencepost_server.engine.fold import Act, Fold, Folding
 from fencepost_server.engine.keys import REQUEST_ID, Keys, dedupe_key_of, has_keys, keys_of
@@ -52,14 +54,23 @@ class Decided:
 
 
 class Committer:
-    """Commits batches. ``eager`` decides on leasing the next step at once; ``told`` gets every committed batch."""
+    """Commits batches. ``eager``, ``taker`` and ``sticky`` decide on leasing a task at once (see engine.changes);
+    ``told`` gets every committed batch.
+    """
 
     def __init__(
-        self, config: Config, catalog: Catalog, eager: Eager, sticky: Sticky, told: Callable[[Decided], None]
+        self,
+        config: Config,
+        catalog: Catalog,
+        eager: Eager,
+        taker: Taker,
+        sticky: Sticky,
+        told: Callable[[Decided], None],
     ) -> None:
         self._config = config
         self._catalog = catalog
         self._eager = eager
+        self._taker = taker
         self._sticky = sticky
         self._told = told
         self._limits = Limits(
@@ -91,20 +102,6 @@ class Committer:
             for holder in given:
                 holder.reserve(-1)
         return skipped
-
-    def _reserving(self, given: list[WorkerSession]) -> Sticky:
-        """Keeps room for each DECIDE task that a batch gives to a session, until the session has been told: no other
-        run of this batch, nor of another lane, may count on it.
-        """
-
-        def sticky(session_id: str) -> WorkerSession | None:
-            session = self._sticky(session_id)
-            if session is not None:
-                session.reserve(1)
-                given.append(session)
-            return session
-
-        return sticky
 
     async def _decide(
         self, session: Session, operations: list[Operation], skip_locked: bool, given: list[WorkerSession]
@@ -146,7 +143,8 @@ class Committer:
         fold = Fold(
             Environment(
                 locked.clock.now, locked.clock.epoch, self._hold_until(locked.clock), self._limits, random.random,
-                self._eager, changes, self._undo_orders, self._reserving(given),
+                self._eager, partial(_reserving, given, self._taker), changes, self._undo_orders,
+                partial(_reserving, given, self._sticky),
                 {key: graphs[hash_] for key, hash_ in active.items() if not graphs[hash_].broken},
                 locked.removed,
             ),
@@ -247,6 +245,19 @@ class Committer:
         if keys.released:
             batch.delete_keys(session, list(keys.released.items()))
         return answers
+
+
+def _reserving(
+    given: list[WorkerSession], choose: Callable[..., WorkerSession | None], *arguments: Any
+) -> WorkerSession | None:
+    """Keeps room for each task that a batch gives to a session, until the session has been told: nothing else in this
+    batch, nor in another lane, may count on it.
+    """
+    session = choose(*arguments)
+    if session is not None:
+        session.reserve(1)
+        given.append(session)
+    return session
 
 
 async def _claim_keys(session: Session, rows: dict[Key, tuple[KeyRow, datetime | None]]) -> dict[Key, KeyRow]:

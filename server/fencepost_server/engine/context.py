@@ -32,7 +32,7 @@ from fencepost_server.domain.model import (
 from fencepost_server.domain.ops import HistoryEvent
 from fencepost_server.domain.rows import TOP, Control, Place, ScopeRow, TaskExtra
 from fencepost_server.domain.transitions import RunEvent, Verdict, verdict
-from fencepost_server.engine.changes import Changes, Eager, Limits, Ready, Sticky
+from fencepost_server.engine.changes import Changes, Eager, Limits, Ready, Sticky, Taker
 from fencepost_server.engine.operations import MessageKind, Report
 from fencepost_server.store.extras import Need
 
@@ -68,6 +68,7 @@ class Environment:
     limits: Limits
     random: Callable[[], float]
     eager: Eager
+    taker: Taker
     changes: Changes
     undo_orders: UndoOrders
     sticky: Sticky

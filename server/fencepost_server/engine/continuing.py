@@ -51,9 +51,11 @@ async def continue_as_new(ctx: RunContext, advance: Advance) -> None:
         ctx.changes.rows.add("insert_attribute", next_id, key, value, run.namespace, ctx.now)
     following = RunContext(ctx.env, new, graph)
     deadline = await ctx.read("timer", run.run_id, 1, TimerKind.RUN_TIMEOUT)
-    await _begin(following, ctx, advance.output or Payload(json="null"), deadline[0] if deadline else None)
+    start = _start(following, ctx, advance.output or Payload(json="null"), deadline[0] if deadline else None)
     await _move_signals(ctx, following)
     _move_undo_log(ctx, following)
+    following.enter(0, TOP, start)
+    await flow.pump(following)
     if run.dedupe_key:
         ctx.changes.rows.add(
             "move_key", run.namespace, run.workflow_id, run.dedupe_key, run.run_id, next_id, graph.hash
@@ -63,7 +65,8 @@ async def continue_as_new(ctx: RunContext, advance: Advance) -> None:
     _end(ctx, next_id)
 
 
-async def _begin(following: RunContext, ctx: RunContext, value: Payload, deadline: tuple[object, ...] | None) -> None:
+def _start(following: RunContext, ctx: RunContext, value: Payload, deadline: tuple[object, ...] | None) -> Value:
+    """The first events of the next run, and the input of its function."""
     detail: dict[str, object] = {"continued_from": ctx.run.run_id}
     fire_at = None
     if deadline is not None:
@@ -78,8 +81,7 @@ async def _begin(following: RunContext, ctx: RunContext, value: Payload, deadlin
     following.control.paused = ctx.control.paused
     if following.control.paused:
         following.event(EventType.RUN_PAUSED, detail={"reason": f"as run {ctx.run.run_id} was"})
-    following.enter(0, TOP, start)
-    await flow.pump(following)
+    return start
 
 
 async def _move_signals(ctx: RunContext, following: RunContext) -> None:

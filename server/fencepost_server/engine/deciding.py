@@ -49,8 +49,8 @@ _MAX_TRIED = 100
 # The task
 
 
-def begin(ctx: RunContext, value: Value) -> None:
-    """The function is to be called."""
+def begin(ctx: RunContext, value: Value, *, anew: bool = True) -> None:
+    """The function is to be called; ``anew``: for the first time."""
     code = ctx.graph.code
     assert code is not None  # only code runs have a function
     ctx.control.decider = Decider()
@@ -62,8 +62,15 @@ def begin(ctx: RunContext, value: Value) -> None:
         offering.park_until_resumed(row)
     ctx.changes.rows.new_tasks.append(NewTask(row, ctx.run.namespace))
     ctx.control.extras = True
-    if row.resume_at is None:
+    if row.resume_at is not None:
+        return
+    begins = anew and ctx.recent and ctx.recent[0].seq == 1  # all that it has to be told is at hand
+    session = ctx.env.taker(ctx.run, code.queue, code.handler) if begins else None
+    if session is None:
         ctx.ready(row)
+        return
+    offering.lease(ctx, row, session.session_id)
+    _tell(ctx, ctx.control.decider, session, row.token, 0, page_of(tuple(ctx.recent)))
 
 
 async def cannot_try_again(ctx: RunContext) -> FencepostError | None:
@@ -93,7 +100,7 @@ async def begin_again(ctx: RunContext) -> None:
             [(detail, size)] = await ctx.read("op_scheduled", ctx.run.run_id, task_id)
             asked = json.loads(detail)
             applying.schedule_again(ctx, (asked["handler"], asked.get("options", "")), task_id, size, token)
-    begin(ctx, Value(1, 0))
+    begin(ctx, Value(1, 0), anew=False)
     ctx.changes.rows.new_tasks[-1].row.token = decider.token
     ctx.control.decider = decider
     decider.over = decider.idle = False
@@ -135,12 +142,20 @@ async def _wake(ctx: RunContext, decider: Decider) -> None:
 
 async def _lease(ctx: RunContext, decider: Decider, session: WorkerSession, token: int, known: int) -> None:
     """Lease the task to a session that has room, with the events after ``known``. ``token``: its last one."""
-    code, run = ctx.graph.code, ctx.run
-    assert code is not None  # only code runs have a decider
+    run = ctx.run
     page = page_of(await since(ctx, known))
     token = next_token(token, ctx.env.epoch)
     expires_at = ctx.now + timedelta(milliseconds=_LEASE_MS)
     ctx.changes.rows.add("lease_decider", run.run_id, session.session_id, token, expires_at)
+    _tell(ctx, decider, session, token, known, page)
+
+
+def _tell(
+    ctx: RunContext, decider: Decider, session: WorkerSession, token: int, known: int, page: tuple[HistoryEvent, ...]
+) -> None:
+    """The session gets the task that is leased to it, with a page of the events after ``known``."""
+    code, run = ctx.graph.code, ctx.run
+    assert code is not None  # only code runs have a decider
     leased = LeasedTask(
         run.run_id, DECIDE_TASK, token, run.namespace, run.workflow_id, run.definition_hash, code.handler, code.queue,
         run.priority, "", 1, _LEASE_MS / 1000, None, Payload(json="null"), None, run.user_id, 0, session.last_frame(),

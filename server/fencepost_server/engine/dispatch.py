@@ -9,7 +9,7 @@ that a session never has more out than its capacity.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -35,6 +35,8 @@ Place = tuple[str, str, str, int]
 DECIDE_SIDE = "/decide"
 """What the key of a session's side for DECIDE tasks has behind the session's id."""
 _NO_LEVEL = 1 << 15
+_FEW_PLACES, _ASKED = 16, 8
+"""What a task that nobody reported costs at most to hand on: it is one of many in a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class Dispatcher:
         self._database = database
         self._catalog = catalog
         self._sessions: dict[str, WorkerSession] = {}
+        self._takers: dict[tuple[str, str, str], deque[WorkerSession]] = {}
+        """By namespace, queue and handler."""
         self._ready: dict[Place, int] = {}
         self._ready_at: Counter[int] = Counter()
         """How many places have ready work, by priority."""
@@ -77,13 +81,23 @@ class Dispatcher:
     def add(self, session: WorkerSession) -> None:
         """A session that may take tasks."""
         self._sessions[session.key] = session
+        for handler in session.handlers:
+            self._takers.setdefault((session.namespace, *handler), deque()).append(session)
         if self.on_decider is not None and session.key.endswith(DECIDE_SIDE):
             self.on_decider()
         self.loop.wake()
 
     def remove(self, session: WorkerSession) -> None:
         """A session that takes no more."""
-        self._sessions.pop(session.key, None)
+        if self._sessions.get(session.key) is not session:
+            return
+        del self._sessions[session.key]
+        for handler in session.handlers:
+            place = (session.namespace, *handler)
+            takers = self._takers[place]
+            takers.remove(session)
+            if not takers:
+                del self._takers[place]
 
     @property
     def sessions(self) -> Sequence[WorkerSession]:
@@ -160,6 +174,23 @@ class Dispatcher:
         if depth is None or depth >= self._config.eager_limit or self.higher_waits(session, run.priority):
             return None
         return depth + 1
+
+    def taker(self, run: RunRow, queue: str, handler: str) -> WorkerSession | None:
+        """See engine.changes.Taker. Sessions take turns. What no claim has looked for yet, or has left behind, comes
+        first: then the task waits with it.
+        """
+        takers = self._takers.get((run.namespace, queue, handler))
+        if not takers or self.draining or not self._config.eager_limit or len(self._ready) > _FEW_PLACES:
+            return None
+        for _ in range(min(len(takers), _ASKED)):
+            takers.rotate(-1)
+            session = takers[0]
+            if session.open and session.room() > 0 and not self._anything_waits(session):
+                return session
+        return None
+
+    def _anything_waits(self, session: WorkerSession) -> bool:
+        return any(p[0] == session.namespace and (p[1], p[2]) in session.handlers for p in self._ready)
 
     # Claims
 

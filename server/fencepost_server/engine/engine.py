@@ -66,7 +66,14 @@ class Engine:
         self.reads = Database(config, "reads", config.read_pool_size)
         self.catalog = Catalog()
         self.dispatcher = Dispatcher(config, self.database, self.catalog, self.report)
-        self.committer = Committer(config, self.catalog, self.dispatcher.eager, self.dispatcher.sticky, self._told)
+        self.committer = Committer(
+            config,
+            self.catalog,
+            self.dispatcher.eager,
+            self.dispatcher.taker,
+            self.dispatcher.sticky,
+            self._told,
+        )
         self.lanes = [Lane[Operation](str(n), config, self.committer.work) for n in range(config.lanes)]
         self.watches = Watches(config, self.database)
         self.renewer = Renewer(config, self.database)

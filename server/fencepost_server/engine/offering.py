@@ -1,5 +1,5 @@
-"""Putting a task where workers find it: leased to the session that has just ended the work before it, or ready for a
-claim.
+"""Putting a task where workers find it: leased to the session that has just ended the work before it, or to one that
+waits for work; or ready for a claim.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from fencepost_server.domain.model import PARKED_UNTIL, LeasedTask, Payload, Tas
 from fencepost_server.domain.rows import TaskExtra
 from fencepost_server.engine.changes import NewTask
 from fencepost_server.engine.context import RunContext, Value
+from fencepost_server.engine.operations import WorkerSession
 
 
 def offer(
@@ -34,23 +35,21 @@ def offer(
     put(ctx, row)
     if row.resume_at is not None:
         return
-    depth = None if value.payload is None else _eager(ctx, work)
-    if depth is None:
+    taking = None if value.payload is None else _taking(ctx, work)
+    if taking is None:
         ctx.ready(row)
         return
-    report = ctx.report
-    assert report is not None  # who takes the next task has reported one
-    assert report.session is not None  # over its stream
+    session, depth, frame_id = taking
     assert value.payload is not None  # only what is at hand is leased at once
-    _lease(ctx, row, report.session.session_id)
+    lease(ctx, row, session.session_id)
     ctx.changes.leased.append(
         (
-            report.session,
+            session,
             LeasedTask(
                 row.run_id, task_id, row.token, ctx.run.namespace, ctx.run.workflow_id, ctx.run.definition_hash,
                 work.handler, work.queue, row.priority, node.id, 1, work.lease_ms / 1000,
                 None if work.timeout_ms is None else work.timeout_ms / 1000, value.payload, None, ctx.run.user_id,
-                depth, report.frame_id, extra.kind, None, undo_output, extra.unfinished,
+                depth, frame_id, extra.kind, None, undo_output, extra.unfinished,
                 extra.step_key(row.run_id),
             ),
         )
@@ -72,18 +71,25 @@ def park_until_resumed(row: TaskRow) -> None:
     row.resume_at, row.visible_at = row.visible_at, PARKED_UNTIL
 
 
-def _eager(ctx: RunContext, work: Work) -> int | None:
-    """Once an operation: the report frees one slot."""
+def _taking(ctx: RunContext, work: Work) -> tuple[WorkerSession, int, int] | None:
+    """The session that takes a new task at once, how many tasks in a row its slot gets so, and the last frame that it
+    sent: whoever has reported, once, because a report frees one slot; or, if nobody has, one that waits for work.
+    """
     report = ctx.report
-    if report is None or ctx.took_slot:
+    if report is None:
+        waiting = ctx.env.taker(ctx.run, work.queue, work.handler)
+        return None if waiting is None else (waiting, 1, waiting.last_frame())
+    if ctx.took_slot:
         return None
     depth = ctx.env.eager(report, ctx.run, work.queue, work.handler)
-    if depth is not None:
-        ctx.took_slot = True
-    return depth
+    if depth is None or report.session is None:
+        return None
+    ctx.took_slot = True
+    return report.session, depth, report.frame_id
 
 
-def _lease(ctx: RunContext, row: TaskRow, session_id: str) -> None:
+def lease(ctx: RunContext, row: TaskRow, session_id: str) -> None:
+    """The first attempt at a new task is that session's."""
     row.attempt = 1
     row.token = next_token(row.token, ctx.env.epoch)
     row.lease_session = session_id

@@ -18,6 +18,7 @@ from fencepost_server.domain.errors import (
     FencepostError,
     FrameTooLarge,
     HelloRequired,
+    InvalidHello,
     ServerDraining,
     SessionTimedOut,
     TooManySessions,
@@ -138,6 +139,8 @@ class WorkerStreams:
         session = Session(greeting.session_id or str(uuid.uuid4()), greeting, self._config, _EngineDesk(self._engine))
         try:
             await self._welcome(session, greeting)
+        except InvalidHello:
+            raise  # nothing was written, and the id may be that of a session which goes on
         except BaseException:
             # The row of the session or an adopted lease may have been committed: cut them to the grace.
             session.close()

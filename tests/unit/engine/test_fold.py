@@ -95,6 +95,7 @@ class Store:
             LIMITS,
             lambda: 0.5,
             lambda *_: None,
+            lambda *_: None,
             changes,
             UndoOrders(),
             lambda _: None,

@@ -1,0 +1,125 @@
+"""A task that nobody's report brings about, such as the first one of a run, is leased in the transaction that makes it,
+if a worker waits for it and nothing else waits for that worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from fencepost_server.store import tasks as stored_tasks
+from tests.engine.code import COMPLETE, Code
+from tests.engine.rows import fetch
+from tests.faults.scene import asleep
+from tests.fixtures.api import Api
+from tests.fixtures.manifests import handler_names, manifest
+from tests.fixtures.raw_worker import OK, RawWorker, seconds
+from tests.fixtures.servers import InProcessServer
+
+ConnectWorker = Callable[..., Awaitable[RawWorker]]
+
+
+@pytest.fixture
+def no_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim fails the test: the dispatcher's loop would try it again for ever."""
+
+    async def refused(*_: Any) -> Any:
+        raise AssertionError("a claim was made")
+
+    monkeypatch.setattr(stored_tasks, "claim", refused)
+
+
+@pytest.mark.usefixtures("no_claims")
+async def test_runs_start_and_end_without_a_claim_while_there_is_room(
+    server: InProcessServer, api: Api, connect_worker: ConnectWorker
+) -> None:
+    await api.register(manifest(2))
+    worker = await connect_worker(server.grpc_address, handlers=handler_names(2), capacity=3)
+    for _ in range(4):
+        results = await api.start_many([api.start_request() for _ in range(3)])
+        for _ in range(2):
+            tasks = await worker.tasks(3)
+            assert {task.attempt for task in tasks} == {1}
+            assert {each.outcome for each in await worker.complete_all([(task, "1") for task in tasks])} == {OK}
+        for result in results:
+            await api.wait(result.started.run_id)
+
+
+async def test_of_many_starts_as_many_are_leased_as_there_is_room_and_workers_take_turns(
+    server: InProcessServer, api: Api, connect_worker: ConnectWorker, dsn: str
+) -> None:
+    await api.register(manifest())
+    workers = [await connect_worker(server.grpc_address, capacity=3) for _ in range(2)]
+    async with asleep(server.app.engine.dispatcher.loop):
+        runs = [each.started.run_id for each in await api.start_many([api.start_request() for _ in range(10)])]
+        leased = await fetch(dsn, "select lease_session::text from task where lease_session is not null")
+        assert Counter(session for (session,) in leased) == {worker.sessions[0]: 3 for worker in workers}
+    working = [asyncio.create_task(_work(worker)) for worker in workers]
+    for run_id in runs:
+        await api.wait(run_id)
+    for each in working:
+        each.cancel()
+    await asyncio.gather(*working, return_exceptions=True)
+
+
+async def _work(worker: RawWorker) -> None:
+    while True:
+        await worker.complete(await worker.task())
+
+
+async def test_what_waits_comes_before_what_starts(
+    server: InProcessServer, api: Api, connect_worker: ConnectWorker, dsn: str
+) -> None:
+    """Also what waits for another handler of the worker's, and of a lower priority: it was there before."""
+    await api.register(manifest())
+    await api.register(manifest(workflow_id="other", nodes={"n1": {"step": "s2"}}))
+    worker = await connect_worker(server.grpc_address, handlers=handler_names(2), capacity=1)
+    await api.start()
+    held = await worker.task()
+    waits: list[dict[str, Any]] = [{"workflow_id": "other", "priority": 5}, {}]
+    for waiting in waits:
+        async with asleep(server.app.engine.dispatcher.loop):
+            first = (await api.start(**waiting)).run_id
+            await worker.capacity(2)
+            second = (await api.start(priority=5)).run_id
+            assert await fetch(dsn, "select count(*) from task where lease_session is not null") == [(1,)]
+        order = []
+        for _ in range(2):
+            task = await worker.task()
+            order.append(task.task.run_id)
+            await worker.complete(task)
+        assert order == [first, second]
+        await worker.capacity(1)
+    await worker.complete(held)
+
+
+async def test_a_server_that_drains_hands_no_run_on(
+    server: InProcessServer, api: Api, connect_worker: ConnectWorker
+) -> None:
+    await api.register(manifest())
+    worker = await connect_worker(server.grpc_address)
+    server.app.engine.dispatcher.draining = True
+    await api.start()
+    await worker.no_task()
+
+
+@pytest.mark.usefixtures("no_claims")
+async def test_the_function_of_a_code_run_begins_without_a_claim_and_with_all_that_has_happened(code: Code) -> None:
+    run_id = await code.start(7)
+    run = await code.take()
+    assert run.task.task.run_id == run_id
+    assert run.task.attempt == 1
+    assert run.kinds() == ["run_started"]
+    await run.advance(outcome=COMPLETE)
+    await code.scene.api.wait(run_id)
+
+
+async def test_a_function_that_begins_after_a_delay_is_told_how_its_run_started(code: Code) -> None:
+    """Its first event is not of the transaction in which it begins."""
+    await code.start(7, start_delay=seconds(0.05))
+    run = await code.take()
+    assert run.kinds()[0] == "run_started"
