@@ -16,6 +16,7 @@ from fencepost_server.domain.model import EventType, Outcome, Payload, TaskKind,
 from fencepost_server.domain.nodes import ChildNode
 from fencepost_server.domain.ops import (
     Advance,
+    AdvanceOutcome,
     AwaitSignal,
     CancelOp,
     LocalStep,
@@ -34,6 +35,7 @@ from fencepost_server.engine.local_steps import detail_of
 from fencepost_server.engine.operations import Answer, MessageKind
 
 _MAX_ATTRIBUTES = 32
+_GOES_ON = (AdvanceOutcome.CONTINUE, AdvanceOutcome.WAIT)
 
 
 async def apply(ctx: RunContext, task: TaskRow, advance: Advance) -> tuple[int, ...] | Answer:
@@ -76,12 +78,15 @@ class _Opens:
 
     steps: dict[int, TaskRow] = field(default_factory=dict)
     children: dict[int, ChildRow] = field(default_factory=dict)
+    stays: bool = True
+    """What the Advance begins is stopped neither by it nor by the end that it brings: it may be leased at once."""
 
 
 async def _opens(ctx: RunContext, advance: Advance) -> _Opens:
     """Read at once for all commands: a function may stop thousands of ops."""
-    opens = _Opens()
+    opens = _Opens(stays=advance.outcome in _GOES_ON)
     if any(isinstance(command, CancelOp) for command in advance.commands):
+        opens.stays = False
         if ctx.control.open_steps:
             rows = await ctx.read("open_tasks", ctx.run.run_id)
             opens.steps = {task.task_id: task for task in (TaskRow(*row) for row in rows)}
@@ -96,7 +101,7 @@ async def _apply(ctx: RunContext, task: TaskRow, command: OpCommand, begun: dict
         case LocalStep():
             return local_step(ctx, command, task.token)
         case ScheduleStep():
-            return _schedule(ctx, command)
+            return _schedule(ctx, command, opens)
         case StartTimer():
             return _timer(ctx, command)
         case AwaitSignal():
@@ -133,7 +138,7 @@ def local_step(ctx: RunContext, step: LocalStep, token: int) -> int:
     return seq
 
 
-def _schedule(ctx: RunContext, step: ScheduleStep) -> int:
+def _schedule(ctx: RunContext, step: ScheduleStep, opens: _Opens) -> int:
     plan = ("step", step.handler, step.options)
     node = op_node(*plan)
     work = node.work
@@ -142,7 +147,8 @@ def _schedule(ctx: RunContext, step: ScheduleStep) -> int:
               "input_hash": step.input_hash.hex(), "options": step.options}  # fmt: skip
     seq = ctx.event(EventType.STEP_SCHEDULED, payload=step.input, detail=detail)
     report, ctx.report = ctx.report, None  # the slot of a DECIDE task is none for a step
-    offering.offer(ctx, node, work, seq, Value(seq, step.input.size, step.input), TaskExtra(plan=plan))
+    value = Value(seq, step.input.size, step.input)
+    offering.offer(ctx, node, work, seq, value, TaskExtra(plan=plan), at_once=opens.stays)
     ctx.report = report
     steps.start_timeouts(ctx, node, seq, TOP)
     return seq

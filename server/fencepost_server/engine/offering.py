@@ -24,9 +24,10 @@ def offer(
     *,
     token: int = 0,
     undo_output: Payload | None = None,
+    at_once: bool = True,
 ) -> None:
     """A new task. It is leased at once if whoever reported can take it and its input is at hand; nobody gets it while
-    the run is paused. ``token`` is the last one of what it goes on from (I3).
+    the run is paused. ``token`` is the last one of what it goes on from (I3). ``at_once`` False: it is left to a claim.
     """
     row = TaskRow(
         ctx.run.run_id, task_id, work.queue, work.handler, ctx.run.priority, node.index, value.seq, value.size, ctx.now,
@@ -35,7 +36,7 @@ def offer(
     put(ctx, row)
     if row.resume_at is not None:
         return
-    taking = None if value.payload is None else _taking(ctx, work)
+    taking = _taking(ctx, work) if at_once and value.payload is not None else None
     if taking is None:
         ctx.ready(row)
         return
