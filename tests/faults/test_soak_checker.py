@@ -90,6 +90,7 @@ SINK = [
            Rule.EFFECTS, "has not acted with it"),
     Broken("update effect set undone = not undone", Rule.EFFECTS, "undone is"),
     Broken(f"{LOGGED} values ('x/1', 'x', false, 1, 1, 0, 'accepted', '')", Rule.LOST, "runs acted that are not there"),
+    Broken("update told set token = token - 1", Rule.LOST, "was acknowledged, recorded is"),
     Broken("insert into forgotten values ('x/1', 7, 1, 2)", Rule.LOST, "x/1"),
 ]  # fmt: skip
 

@@ -15,7 +15,7 @@ from tests.determinism.programs import program_of
 from tests.faults.soak import soaking
 from tests.faults.soak.checker import Seen, wrong_codes, wrong_controls
 from tests.faults.soak.conditional_sink import ConditionalSink, Trial
-from tests.faults.soak.effects import wrong_effects, wrong_trials
+from tests.faults.soak.effects import lost_results, wrong_effects, wrong_trials
 from tests.faults.soak.findings import Rule
 from tests.faults.soak.legality import illegal_events
 from tests.faults.soak.load import Acked, Load
@@ -62,6 +62,21 @@ def test_an_undo_acts_with_the_token_that_it_completes_with_and_not_after_it() -
     assert found(trial(7, undo=True), trial(9, undo=True)) == []
     assert found(trial(7, undo=True)) == [Rule.EFFECTS]
     assert found(trial(9, undo=True), trial(11, undo=True, verdict="known")) == [Rule.REPEATED]
+
+
+def test_a_result_that_was_acknowledged_is_the_one_that_is_recorded() -> None:
+    """Not one of a later attempt: the step has run again then, and no effect and no history shows it."""
+
+    def found(*said: Any, told: tuple[str, bool, int]) -> int:
+        return len(list(lost_results({RUN: history(START, SCHEDULED, *said)}, [told])))
+
+    assert found(completed(5), told=(STEP, False, 5)) == 0
+    assert found(completed(6), told=(STEP, False, 5)) == 1
+    assert found(told=(STEP, False, 5)) == 1
+    assert found(run_pb2.RunTerminated(), told=(STEP, False, 5)) == 0
+    assert found(completed(6), run_pb2.RunTerminated(), told=(STEP, False, 5)) == 1
+    assert found(completed(5), UNDO, UNDONE, told=(STEP, True, 9)) == 0
+    assert found(completed(5), UNDO, UNDONE, told=(STEP, True, 8)) == 1
 
 
 def test_two_leases_of_a_step_have_two_tokens() -> None:

@@ -19,7 +19,7 @@ from tests.determinism.facts import facts_of
 from tests.determinism.living import Lived
 from tests.faults.scene import fetch
 from tests.faults.soak.conditional_sink import ConditionalSink
-from tests.faults.soak.effects import wrong_effects, wrong_trials
+from tests.faults.soak.effects import lost_results, wrong_effects, wrong_trials
 from tests.faults.soak.findings import Finding, Rule
 from tests.faults.soak.foretelling import fate_of, foretell
 from tests.faults.soak.graphs import MANIFESTS, PREFIX
@@ -79,6 +79,7 @@ async def check(dsn: str, api: Api, sink: ConditionalSink, acked: Acked) -> list
     trials = sink.trials()
     found += list(wrong_trials(trials))
     found += list(wrong_effects(seen.histories, trials, sink.effects()))
+    found += list(lost_results(seen.histories, sink.told()))
     found += list(wrong_graphs(seen, acked))
     found += list(wrong_codes(seen, acked))
     found += await wrong_schedules(dsn, acked.paused)

@@ -9,6 +9,8 @@ from fencepost.v1 import run_pb2
 from tests.faults.soak.conditional_sink import Trial
 from tests.faults.soak.findings import Finding, Rule
 
+STOPS = frozenset({"run_terminated", "run_ending", "op_cancelled"})
+"""Events that may stop steps which are under way."""
 Histories = Mapping[str, Sequence[run_pb2.Event]]
 
 
@@ -104,6 +106,27 @@ def wrong_effects(histories: Histories, trials: Sequence[Trial], effects: Mappin
     yield from _unfinished(histories, effects, known, undoing)
 
 
+def lost_results(histories: Histories, told: Sequence[tuple[str, bool, int]]) -> Iterator[Finding]:
+    """Results that a worker was told are recorded, and that are not what completed their step or its undo (I1): it has
+    run again, which the sink takes for known and no history shows, or it has never completed.
+    """
+    undoing = Undoing(histories)
+    recorded: dict[tuple[str, bool], int | None] = {}
+    stopped = set()
+    for run_id, events in histories.items():
+        for step, token, seq in completions(run_id, events):
+            recorded[step, False], recorded[step, True] = token, undoing.completed_with((run_id, seq))
+        if any(event.WhichOneof("kind") in STOPS for event in events):
+            stopped.add(run_id)
+    for step, undo, token in told:
+        run_id, found = step.partition("/")[0], recorded.get((step, undo))
+        # A run that ends takes what its steps still say, and records nothing of it.
+        excused = found is None and (undo or run_id in stopped)
+        if found != token and not excused:
+            what = f"the undo of {step}" if undo else step
+            yield Finding(Rule.LOST, f"{what}: its result with token {token} was acknowledged, recorded is {found}")
+
+
 def _wrong_undos(step: str, token: int | None, undos: Sequence[Trial]) -> Iterator[Finding]:
     """Of a step whose undo has completed with a token: that it has not acted with it, or acted again after it."""
     if token is None:
@@ -125,7 +148,7 @@ def _unfinished(
             kind = str(event.WhichOneof("kind"))
             if kind in {"step_failed", "step_cancelled"}:
                 ended[f"{run_id}/{getattr(event, kind).task_id}"] = (run_id, event.seq)
-            elif kind in {"run_terminated", "run_ending", "op_cancelled"}:
+            elif kind in STOPS:
                 stopped.add(run_id)
     for step, is_undone in effects.items():
         run_id = step.partition("/")[0]
