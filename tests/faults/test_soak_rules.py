@@ -13,7 +13,7 @@ import pytest
 from fencepost.v1 import run_pb2
 from tests.determinism.programs import program_of
 from tests.faults.soak import soaking
-from tests.faults.soak.checker import Seen, wrong_codes, wrong_controls
+from tests.faults.soak.checker import Seen, wrong_codes, wrong_controls, wrong_signals
 from tests.faults.soak.conditional_sink import ConditionalSink, Trial
 from tests.faults.soak.effects import lost_results, wrong_effects, wrong_trials
 from tests.faults.soak.findings import Rule
@@ -116,6 +116,15 @@ def test_a_call_that_was_answered_and_of_which_nothing_came_is_lost(what: str, s
     assert finding.rule is Rule.LOST
     without.histories["next"] = history(START, said, end)
     assert list(wrong_controls(without, acked)) == []
+
+
+def test_a_signal_is_an_event_of_the_chain_that_it_was_sent_to() -> None:
+    acked = Acked(signals=[(RUN, "request")])
+    runs = {RUN: run_pb2.Run(next_run_id="next"), "next": run_pb2.Run(), "another": run_pb2.Run()}
+    signal = history(START, run_pb2.SignalReceived(request_id="request"))
+    for where, lost in ((RUN, 0), ("next", 0), ("another", 1)):
+        histories = {**dict.fromkeys(runs, history(START)), where: signal}
+        assert [each.rule for each in wrong_signals(Seen(runs, histories), acked)] == [Rule.LOST] * lost
 
 
 def test_of_two_retries_that_were_answered_both_are_events() -> None:
