@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -79,7 +80,7 @@ SINK = [
     Broken(f"{LOGGED} select step, run_id, undo, token + 9, attempt + 1, token, 'known', '' from ({STEPS} limit 1) t",
            Rule.REPEATED, "acted again after it had completed"),
     Broken(f"{LOGGED} select step, run_id, undo, token, attempt, token, 'known', '' from ({STEPS} offset 1 limit 1) t",
-           Rule.REPEATED, "the same attempt acted twice"),
+           Rule.REPEATED, "the same lease acted twice"),
     Broken(f"{LOGGED} select step, run_id, undo, token - 1, 9, token, 'known', '' from ({STEPS} offset 2 limit 1) t",
            Rule.REPEATED, "was known"),
     Broken(f"{LOGGED} select step, run_id, undo, token + 1, 9, token, 'refused', '' from ({STEPS} offset 3 limit 1) t",
@@ -89,6 +90,7 @@ SINK = [
            Rule.EFFECTS, "has not acted with it"),
     Broken("update effect set undone = not undone", Rule.EFFECTS, "undone is"),
     Broken(f"{LOGGED} values ('x/1', 'x', false, 1, 1, 0, 'accepted', '')", Rule.LOST, "runs acted that are not there"),
+    Broken("update told set token = token - 1", Rule.LOST, "was acknowledged, recorded is"),
     Broken("insert into forgotten values ('x/1', 7, 1, 2)", Rule.LOST, "x/1"),
 ]  # fmt: skip
 
@@ -186,12 +188,18 @@ async def test_the_checker_finds_each_rule_that_is_broken_and_nothing_where_none
     dsn, sink_dsn = copy_of(left.dsn), copy_of(left.sink_dsn)
     break_all(dsn, HISTORIES)
     findings = await found(dsn, left.sink_dsn, left.acked)
-    assert missed(findings, [*HISTORIES, Broken("", Rule.REPEATED, "one key: two runs")]) == [], findings
+    told = [
+        Broken("", Rule.REPEATED, "one key: two runs"),
+        Broken("", Rule.ILLEGAL, "its history is told otherwise than it is numbered"),
+    ]
+    assert missed(findings, [*HISTORIES, *told]) == [], findings
     dsn = copy_of(left.dsn)
     break_all(dsn, OUTPUTS)
     break_all(sink_dsn, SINK)
+    left.acked.paused["beside"] += timedelta(hours=1)
     findings = await found(dsn, sink_dsn, left.acked)
-    assert missed(findings, [*OUTPUTS, *SINK]) == [], findings
+    stopped = Broken("", Rule.SCHEDULE, "it had stopped to fire")
+    assert missed(findings, [*OUTPUTS, *SINK, stopped]) == [], findings
 
 
 def missed(findings: Sequence[Finding], table: Sequence[Broken]) -> list[Broken]:

@@ -8,7 +8,7 @@ oracles of tests/properties and tests/determinism say.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from tests.determinism.facts import facts_of
 from tests.determinism.living import Lived
 from tests.faults.scene import fetch
 from tests.faults.soak.conditional_sink import ConditionalSink
-from tests.faults.soak.effects import wrong_effects, wrong_trials
+from tests.faults.soak.effects import lost_results, wrong_effects, wrong_trials
 from tests.faults.soak.findings import Finding, Rule
 from tests.faults.soak.foretelling import fate_of, foretell
 from tests.faults.soak.graphs import MANIFESTS, PREFIX
@@ -31,6 +31,16 @@ from tests.faults.soak.tables import broken_rows
 from tests.fixtures.api import Api
 from tests.properties.comparing import plain
 
+COMES_OF: Mapping[str, frozenset[str]] = {
+    "pause": frozenset({"run_paused"}),
+    "retry": frozenset({"run_retried"}),
+    "terminate": frozenset({"run_terminated"}),
+    # One that comes to a run that is ending, or being undone, is taken and changes nothing.
+    "cancel": frozenset({"run_ending", "run_cancelled", "undo_scheduled"}),
+}
+"""What is asked for of a run, and the events of which its history has to have one. A resume may come when the run goes
+on already.
+"""
 DUMPED = 40
 """How many of its last events are shown of a run that is stuck."""
 
@@ -41,6 +51,8 @@ class Seen:
 
     runs: dict[str, run_pb2.Run] = field(default_factory=dict)
     histories: dict[str, list[run_pb2.Event]] = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)
+    """Histories with gaps, which nothing else is said of; also where the tables have none."""
 
 
 async def see(api: Api, dsn: str) -> Seen:
@@ -51,8 +63,9 @@ async def see(api: Api, dsn: str) -> Seen:
         seen.runs[run_id] = await api.get(run_id)
         try:
             seen.histories[run_id] = await api.history(run_id, page_size=1000)
-        except AssertionError:
-            seen.histories[run_id] = []  # it has gaps, which the tables show
+        except AssertionError as gaps:
+            seen.histories[run_id] = []
+            seen.unreadable.append(f"{run_id}: its history is told otherwise than it is numbered: {gaps}")
     return seen
 
 
@@ -63,14 +76,17 @@ async def check(dsn: str, api: Api, sink: ConditionalSink, acked: Acked) -> list
     found += await lost(dsn, acked)
     found += [Finding(Rule.LOST, text) for text in sink.forgotten()]
     seen = await see(api, dsn)
+    found += [Finding(Rule.ILLEGAL, text) for text in seen.unreadable]
     found += list(wrong_histories(seen))
     found += list(wrong_signals(seen, acked))
+    found += list(wrong_controls(seen, acked))
     trials = sink.trials()
     found += list(wrong_trials(trials))
     found += list(wrong_effects(seen.histories, trials, sink.effects()))
+    found += list(lost_results(seen.histories, sink.told()))
     found += list(wrong_graphs(seen, acked))
     found += list(wrong_codes(seen, acked))
-    found += await wrong_schedules(dsn)
+    found += await wrong_schedules(dsn, acked.paused)
     return found
 
 
@@ -122,13 +138,33 @@ def wrong_signals(seen: Seen, acked: Acked) -> Iterator[Finding]:
         for event in history
         if event.HasField("signal_received")
     )
-    there = {request_id for _, request_id in events}
     for run_id, request_id in acked.signals:
-        if request_id not in there:
+        if not any((each, request_id) in events for each in chain_of(seen, run_id)):
             yield Finding(Rule.LOST, f"signal {request_id} to {run_id} was answered, and is no event")
     for (run_id, request_id), number in events.items():
         if number > 1:
             yield Finding(Rule.REPEATED, f"signal {request_id} is {number} events of {run_id}")
+
+
+def wrong_controls(seen: Seen, acked: Acked) -> Iterator[Finding]:
+    """Calls on runs that were acknowledged and of which no event came (I1): that they are known is not enough."""
+    wanted = Counter((run_id, what) for run_id, _, what in acked.controls if what in COMES_OF)
+    for (first, what), calls in wanted.items():
+        kinds = [str(event.WhichOneof("kind")) for run_id in chain_of(seen, first) for event in seen.histories[run_id]]
+        events = sum(kind in COMES_OF[what] for kind in kinds)
+        if kinds and not events:
+            yield Finding(Rule.LOST, f"{what} of {first} was answered, and nothing came of it")
+        elif kinds and what == "retry" and events != calls:
+            yield Finding(Rule.LOST, f"{calls} retries of {first} were answered, and {events} are events")
+
+
+def chain_of(seen: Seen, first: str) -> list[str]:
+    """The runs of a chain that are there, in order."""
+    found, run_id = [], first
+    while run_id in seen.runs:
+        found.append(run_id)
+        run_id = seen.runs[run_id].next_run_id
+    return found
 
 
 def wrong_histories(seen: Seen) -> Iterator[Finding]:
@@ -159,10 +195,9 @@ def wrong_graphs(seen: Seen, acked: Acked) -> Iterator[Finding]:
 def wrong_codes(seen: Seen, acked: Acked) -> Iterator[Finding]:
     """Code runs that have done something else than what follows from their histories."""
     for first, program in acked.codes.items():
-        chain, run_id = [], first
-        while run_id in seen.runs:
-            chain.append(Lived(program, seen.runs[run_id], seen.histories[run_id], {}))
-            run_id = seen.runs[run_id].next_run_id
+        chain = [Lived(program, seen.runs[each], seen.histories[each], {}) for each in chain_of(seen, first)]
+        if not chain:
+            continue  # it is lost, which is told already
         try:
             if _is_modelled(chain):
                 check_chain(chain)

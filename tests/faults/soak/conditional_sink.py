@@ -33,6 +33,7 @@ create index trial_at on trial (at) where verdict <> 'refused';
 create table saved (step text not null, number integer not null, token bigint not null);
 create index saved_step on saved (step);
 create table forgotten (step text not null, token bigint not null, found integer not null, saved integer not null);
+create table told (step text not null, undo boolean not null, token bigint not null);
 create table pardon (run_id text primary key);
 create function act(p_step text, p_run text, p_undo boolean, p_token bigint, p_attempt integer, p_worker text)
 returns text language plpgsql as $$
@@ -108,6 +109,17 @@ class ConditionalSink(Outside):
         """Note if an attempt has not found the newest checkpoint that was acknowledged to one before it."""
         with self._lock:
             self._connection.execute(_BEGIN, dict(zip(("step", "found", "token"), _lease(ctx, found), strict=True)))
+
+    def tell(self, step: str, token: int, *, undo: bool) -> None:
+        """Note that a worker was told: what this attempt has come to is recorded."""
+        with self._lock:
+            self._connection.execute("insert into told values (%s, %s, %s)", [step, undo, token])
+
+    def told(self) -> list[tuple[str, bool, int]]:
+        """The results that were acknowledged: step, whether it is of its undo, and the token."""
+        with self._lock:
+            rows = self._connection.execute("select distinct step, undo, token from told").fetchall()
+        return [(str(step), bool(undo), int(token)) for step, undo, token in rows]
 
     def pardon(self, run_id: str) -> None:
         """Let the steps of a run that fail for good do so no more: somebody is about to retry it."""

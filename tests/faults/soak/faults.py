@@ -63,6 +63,7 @@ Act = Callable[[Stage, Fault], Awaitable[None]]
 async def kill_worker(stage: Stage, fault: Fault) -> None:
     """SIGKILL; another process takes its place when the grace is over."""
     process = stage.workers[fault.target]
+    stage.note_end(process)
     process.kill()
     await paced(fault.rng.uniform(0.5, 4.0))
     process.start()
@@ -79,6 +80,7 @@ async def freeze_worker(stage: Stage, fault: Fault) -> None:
 async def stop_worker(stage: Stage, fault: Fault) -> None:
     """SIGTERM; it gives back what it has not begun, and another one takes its place."""
     process = stage.workers[fault.target]
+    stage.note_end(process)
     process.signal(signal.SIGTERM)
     await asyncio.to_thread(process.wait, 30.0)
     process.start()
@@ -87,6 +89,7 @@ async def stop_worker(stage: Stage, fault: Fault) -> None:
 async def worker_clock(stage: Stage, fault: Fault) -> None:
     """SIGKILL; who takes its place has a clock that is off by ten minutes, or jumps."""
     process = stage.workers[fault.target]
+    stage.note_end(process)
     process.kill()
     process.clock(*_offsets(fault.rng))
     process.start()
@@ -102,6 +105,7 @@ def _offsets(rng: Random) -> tuple[float, ...]:
 async def kill_server(stage: Stage, fault: Fault) -> None:
     """SIGKILL, and a start on the same port after a while."""
     process = stage.servers[fault.target]
+    stage.note_end(process)
     process.kill()
     await paced(fault.rng.uniform(0.2, 6.0))
     await _serve(stage, fault.target)
@@ -134,8 +138,9 @@ async def freeze_server(stage: Stage, fault: Fault) -> None:
 async def kill_worker_and_server(stage: Stage, fault: Fault) -> None:
     """SIGKILL to a server and to a worker of it: nobody is there to tell that the worker's stream has ended."""
     worker_process, server_process = stage.workers[companion(stage, fault)], stage.servers[fault.target]
-    server_process.kill()
-    worker_process.kill()
+    for process in (server_process, worker_process):
+        stage.note_end(process)
+        process.kill()
     await paced(fault.rng.uniform(0.5, 6.0))
     worker_process.start()
     await _serve(stage, fault.target)
@@ -151,6 +156,7 @@ def companion(stage: Stage, fault: Fault) -> int:
 async def stop_server(stage: Stage, fault: Fault) -> None:
     """SIGTERM: it lets its workers go, and ends; then it is started again."""
     process = stage.servers[fault.target]
+    stage.note_end(process)
     process.signal(signal.SIGTERM)
     await asyncio.to_thread(process.wait, 30.0)
     await _serve(stage, fault.target)
@@ -159,6 +165,7 @@ async def stop_server(stage: Stage, fault: Fault) -> None:
 async def server_clock(stage: Stage, fault: Fault) -> None:
     """SIGKILL; it comes back with a clock that is off by ten minutes, or jumps."""
     process = stage.servers[fault.target]
+    stage.note_end(process)
     process.kill()
     process.offsets = _offsets(fault.rng)
     await _serve(stage, fault.target)

@@ -4,7 +4,9 @@ transitions, walked along.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from fencepost.v1 import run_pb2
 from fencepost_server.domain.model import RunState
@@ -38,13 +40,23 @@ LEADS_TO = {
 _ONE_AT_A_TIME = {"step_completed", "step_failed", "step_cancelled", "undo_completed", "undo_failed"}
 
 
+def _is_early(event: run_pb2.Event, due: Mapping[int, Timestamp]) -> bool:
+    """Both times are of the database's clock: a server whose own is ahead must not fire before it."""
+    at = due.get(event.timer_fired.timer_seq)
+    return at is not None and event.event_time.ToNanoseconds() < at.ToNanoseconds()
+
+
 def illegal_events(events: Sequence[run_pb2.Event], *, code: bool) -> list[str]:
     """What of a history could not happen when it did. ``code``: in a code run timers go on while it cleans up."""
     found: list[str] = []
     state, undo_failed = RunState.RUNNING, False
     over: set[int] = set()
+    due = {event.seq: event.timer_started.fire_time for event in events if event.HasField("timer_started")}
+    due |= {event.seq: event.signal_awaited.timeout_time for event in events if event.HasField("signal_awaited")}
     for event in events:
         kind = str(event.WhichOneof("kind"))
+        if kind == "timer_fired" and _is_early(event, due):
+            found.append(f"event {event.seq}: a timer fired before its time")
         what = HAPPENS.get(kind)
         cleaning_up = code and kind == "timer_fired" and state is RunState.ENDING
         if what is not None and not cleaning_up:
@@ -55,7 +67,7 @@ def illegal_events(events: Sequence[run_pb2.Event], *, code: bool) -> list[str]:
             task_id = getattr(event, kind).task_id
             if task_id in over:
                 found.append(f"event {event.seq}: task {task_id} ended twice")
-            if kind == "step_completed":
+            if kind in {"step_completed", "undo_completed"}:
                 over.add(task_id)
         if kind == "run_retried":
             state = RunState.UNDOING if undo_failed else RunState.RUNNING

@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from random import Random
 from typing import TypeVar
@@ -50,6 +51,8 @@ class Acked:
     """The code program that a chain plays, by its first run."""
     conflicts: list[str] = field(default_factory=list)
     """Starts of one key that were answered with two runs."""
+    paused: dict[str, datetime] = field(default_factory=dict)
+    """When the schedules were told to fire no more."""
 
 
 class Load:
@@ -58,6 +61,8 @@ class Load:
     def __init__(self, target: str, watcher: Watcher, sink: ConditionalSink, seed: int, at_once: int) -> None:
         self.acked = Acked()
         self.ended = 0
+        self.under_way: set[str] = set()
+        """The programs that have begun and not come to their end."""
         self._client = AsyncClient(target, timeout=PATIENCE)
         self._watcher = watcher
         self._sink = sink
@@ -73,6 +78,7 @@ class Load:
         """Start nothing more."""
         self._stopped.set()
         for name in SPECS:
+            self.acked.paused[name] = datetime.now(UTC)
             await self._insist(partial(self._client.schedules.pause, name, "it is over"))
 
     async def prepare(self) -> None:
@@ -98,12 +104,14 @@ class Load:
     async def _one(self, number: int) -> None:
         seed = self._seed * MOST + number
         rng = Random(f"load {seed}")
+        self.under_way.add(f"program {seed}")
         try:
             if rng.random() < CODE_SHARE:
                 await self._code(program_of(seed), rng)
             else:
                 await self._graph(graph_program(seed), rng)
             self.ended += 1
+            self.under_way.remove(f"program {seed}")
         finally:
             self._room.release()
 

@@ -70,7 +70,7 @@ async def soak(
     conductor = Conductor(stage, watcher, acts)
     try:
         await play(load, (watcher.watch, levels.watch), partial(conductor.run, plan, every))
-        report.findings = [*_ended_by_themselves(stage), *await _check(stage, load.acked)]
+        report.findings = [*_ended_by_themselves(stage), *_unanswered(load), *await _check(stage, load.acked)]
         report.stories = await _stories(stage, report.findings)
     finally:
         await watcher.close()
@@ -90,16 +90,21 @@ async def soak(
 
 
 def _ended_by_themselves(stage: Stage) -> list[Finding]:
-    """Workers and servers go on, whatever happens to others."""
-    return [
-        Finding(Rule.STUCK, f"{process.log_path.name}: it has ended with {process.returncode}:\n{process.logs[-2000:]}")
-        for process in (*stage.workers, *stage.servers)
-        if not process.running
-    ]
+    """Workers and servers go on, whatever happens to others: those that are not there, or were not when a fault came to
+    them.
+    """
+    for process in (*stage.workers, *stage.servers):
+        stage.note_end(process)
+    return [Finding(Rule.STUCK, text) for text in stage.ended]
+
+
+def _unanswered(load: Load) -> list[Finding]:
+    """Programs that have not ended when all was over, be it only that a caller of theirs still waits for an answer."""
+    return [Finding(Rule.STUCK, f"{each} has not come to its end") for each in sorted(load.under_way)]
 
 
 async def _quiet(running: asyncio.Task[None]) -> None:
-    """Wait until all programs have ended; those that have not are stuck, which the checker tells."""
+    """Wait until all programs have ended; those that have not stay in ``load.under_way``."""
     _, late = await asyncio.wait([running], timeout=QUIET)
     if late:
         running.cancel()

@@ -95,6 +95,8 @@ class Stage:
     workers: list[WorkerProcess] = field(default_factory=list)
     database_links: list[Proxy] = field(default_factory=list)
     links: dict[tuple[int, int], Proxy] = field(default_factory=dict)
+    ended: list[str] = field(default_factory=list)
+    """Of the processes that have ended by themselves, how."""
 
     @property
     def target(self) -> str:
@@ -108,6 +110,13 @@ class Stage:
     def at(self, worker: int) -> list[int]:
         """The servers that a worker has connections to."""
         return [server for server in range(SERVERS) if self.links[worker, server].connections]
+
+    def note_end(self, process: Process) -> None:
+        """Keep how a process has ended, if it has. To be called before a fault ends it: its next start hides that."""
+        if not process.running:
+            self.ended.append(
+                f"{process.log_path.name}: it has ended with {process.returncode}:\n{process.logs[-2000:]}"
+            )
 
     def proxies(self) -> list[Proxy]:
         """All of them."""

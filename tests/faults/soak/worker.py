@@ -11,12 +11,17 @@ import sys
 from typing import Any, NoReturn
 
 from fencepost import CorrectiveError, OperationalError, PermanentError, Step, StepContext, step, undo
+from fencepost.failure import Completed
+from fencepost.lease import Lease
+from fencepost.ledger import Ledger
 from fencepost.testing.workers import make_worker
+from fencepost.v1 import worker_service_pb2 as pb
 from tests.determinism import playing
 from tests.faults.soak.conditional_sink import ConditionalSink
 from tests.faults.soak.graphs import HANDLERS, Script, script, undo_script
 
 DRAIN = 3.0
+_RECORDED = {pb.ITEM_OUTCOME_OK, pb.ITEM_OUTCOME_ALREADY_DONE}
 HANGING = 60.0
 
 
@@ -68,9 +73,26 @@ def handler(name: str, sink: ConditionalSink) -> Step[..., Any]:
     return doing
 
 
+def note_answers(sink: ConditionalSink) -> None:
+    """Let the sink know of each result that this worker is told is recorded: from then on it must not be lost. Nothing
+    that a step can see tells of it.
+    """
+    answered = Ledger.answered
+
+    def noting(ledger: Ledger, lease: Lease, result: pb.ItemResult, now: float) -> None:
+        if isinstance(lease.outcome, Completed) and result.outcome in _RECORDED:
+            undo = bool(lease.step_idempotency_key)
+            sink.tell(lease.step_idempotency_key or lease.idempotency_key, lease.token, undo=undo)
+        answered(ledger, lease, result, now)
+
+    ledgers: Any = Ledger
+    ledgers.answered = noting
+
+
 def main(target: str, sink_dsn: str, name: str, kind: str, cache: str) -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     sink = ConditionalSink(sink_dsn, name)
+    note_answers(sink)
     options: dict[str, object] = {"slots": 20, "drain_timeout": DRAIN, "name": name}
     if kind == "graph":
         worker = make_worker(target, [handler(each, sink) for each in HANDLERS], [], options)
