@@ -9,7 +9,8 @@ one on its successor. Two things that Fencepost gives to every attempt make one 
 - ``ctx.idempotency_key`` is the same for all attempts of the step. The ledger keeps it with the effect; an attempt
   that finds it there has nothing to do but to give the same answer as the first.
 
-Undoing a step is a task of its own, with a token and a key of its own, and has its effect once in the same way.
+Undoing a step is a task of its own, with a key of its own, and has its effect once in the same way. Its tokens go on
+from the step's, and the fence that it raises is the step's: no late attempt of the step acts after it was undone.
 
 Both happen in the same transaction as the effect. That is the whole trick: there is no moment at which the one is
 true without the other.
@@ -33,9 +34,9 @@ T = TypeVar("T")
 # until the transaction ends: a second attempt of the same step waits here, and then sees what the first has done.
 RAISE_FENCE = """
     insert into fence (step_key, token, worker, order_id, step)
-    values (%(step_key)s, %(token)s, %(worker)s, %(order_id)s, %(step)s)
+    values (%(fence_key)s, %(token)s, %(worker)s, %(order_id)s, %(step)s)
     on conflict (step_key) do update
-        set token = excluded.token, worker = excluded.worker, seen_at = excluded.seen_at
+        set token = excluded.token, worker = excluded.worker, step = excluded.step, seen_at = excluded.seen_at
         where excluded.token >= fence.token
     returning token
 """
@@ -106,6 +107,7 @@ class Ledger:
         """
         assert self._pool is not None, "connected() comes first"
         attempt = {
+            "fence_key": ctx.step_idempotency_key or ctx.idempotency_key,
             "step_key": ctx.idempotency_key,
             "token": ctx.fencing_token,
             "worker": self._worker,

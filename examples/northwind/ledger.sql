@@ -4,7 +4,8 @@
 -- How effects happen once. A step's key is the idempotency key that Fencepost gives it: the same for each of its
 -- attempts, and for no other step.
 
--- The largest fencing token that was seen of each step. Who comes with a smaller one has lost its lease.
+-- The largest fencing token that was seen of each step, from it or from its undo, and who came with it: "step" is what
+-- that was. Who comes with a smaller one has lost its lease, or is an attempt of a step that was undone.
 create table fence (
     step_key text primary key,
     token bigint not null,

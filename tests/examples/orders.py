@@ -14,9 +14,11 @@ ORDERS = 12
 FIRST_TO_SHIP = 1  # the first order that has no discontinued product; the one before has one
 
 
-def context(order: Order, step: str, token: int = 1) -> StepContext:
+def context(order: Order, step: str, token: int = 1, *, of: str = "") -> StepContext:
+    """Of an attempt; ``of``: the step that it undoes."""
     key = f"{order.order_id}/{step}"
-    return StepContext.for_test(node_id=step, idempotency_key=key, fencing_token=token)
+    undone = f"{order.order_id}/{of}" if of else ""
+    return StepContext.for_test(node_id=step, idempotency_key=key, fencing_token=token, step_idempotency_key=undone)
 
 
 def fulfil(order: Order) -> Receipt | None:
@@ -34,8 +36,8 @@ def fulfil(order: Order) -> Receipt | None:
     try:
         shipped = steps.ship(charged, context(order, "ship"))
     except steps.Discontinued:
-        steps.refund(sale, charged, context(order, "refund"))
-        steps.unreserve(priced, context(order, "unreserve"))
+        steps.refund(sale, charged, context(order, "refund", 2, of="charge"))
+        steps.unreserve(priced, context(order, "unreserve", 2, of="reserve"))
         return None
     return steps.notify(shipped, context(order, "notify"))
 

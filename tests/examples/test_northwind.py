@@ -90,7 +90,7 @@ def test_undoing_with_a_stale_token_is_refused(
 ) -> None:
     before = count(fulfilled, table)
     order = dataset.orders[0]
-    fulfilled.execute("update fence set token = 2 where order_id = %s and step = %s", [order.order_id, undo])
+    fulfilled.execute("update fence set token = 3 where order_id = %s and step = %s", [order.order_id, undo])
     fulfilled.execute("delete from effect where order_id = %s and step = %s", [order.order_id, undo])
     with pytest.raises(StaleToken):
         fulfil(order)
@@ -128,6 +128,16 @@ def test_a_stale_token_is_refused_and_has_no_effect(ledger: psycopg.Connection, 
         steps.validate(order, context(order, "validate", token=6))
     assert count(ledger, "accepted_order") == 1
     assert Books(ledger).without_effect() == {"stale": 1}
+
+
+def test_no_late_attempt_of_a_step_acts_after_its_undo(ledger: psycopg.Connection, dataset: Dataset) -> None:
+    """Also not of one that had not acted by then."""
+    order = dataset.orders[0]
+    sale = Sale(order.order_id, order.customer_id, order.ship_country, order.freight, Decimal("12.5000"))
+    steps.refund(sale, sale, context(order, "refund", 3, of="charge"))
+    with pytest.raises(StaleToken):
+        steps.charge(sale, context(order, "charge", 2))
+    assert (count(ledger, "payment"), count(ledger, "refund")) == (0, 1)
 
 
 def test_a_step_that_fails_leaves_nothing_and_may_succeed_later(ledger: psycopg.Connection, dataset: Dataset) -> None:
