@@ -36,8 +36,8 @@ def fulfil(order: Order) -> Receipt | None:
     try:
         shipped = steps.ship(charged, context(order, "ship"))
     except steps.Discontinued:
-        steps.refund(sale, charged, context(order, "refund", 2, of="charge"))
-        steps.unreserve(priced, context(order, "unreserve", 2, of="reserve"))
+        steps.refund(sale, charged, context(order, "refund", of="charge"))
+        steps.unreserve(priced, context(order, "unreserve", of="reserve"))
         return None
     return steps.notify(shipped, context(order, "notify"))
 
