@@ -16,6 +16,8 @@ PROTOCOL_VERSION = 1
 DEFAULT_FRAME_BYTES = 3 << 20
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _MAX_PREVIOUS, _MAX_HELD, _MAX_HANDLERS, _MAX_WORKFLOWS, _MAX_LABELS = 16, 10_000, 1000, 1000, 32
+_TOLD = 5
+"""So many faults are in the message; all are among its details."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ def greet(hello: pb.Hello, config: Config) -> Greeting:
     frame = hello.max_frame_bytes or DEFAULT_FRAME_BYTES
     faults = list(_faults(hello, config, frame))
     if faults:
-        raise InvalidHello("Hello has faults", violations=[Violation(path, text) for path, text in faults])
+        told = "; ".join(f"{path}: {text}" if path else text for path, text in faults[:_TOLD])
+        raise InvalidHello(f"Hello: {told}", violations=[Violation(path, text) for path, text in faults])
     deciders = sorted(
         {(w.queue or "default", decide_handler(w.workflow_id, w.compatibility_id)) for w in hello.workflows}
     )
