@@ -77,6 +77,10 @@ def test_a_result_that_was_acknowledged_is_the_one_that_is_recorded() -> None:
     assert found(completed(6), run_pb2.RunTerminated(), told=(STEP, False, 5)) == 1
     assert found(completed(5), UNDO, UNDONE, told=(STEP, True, 9)) == 0
     assert found(completed(5), UNDO, UNDONE, told=(STEP, True, 8)) == 1
+    local, recorded = f"{RUN}/-1", run_pb2.LocalStepEnded(op=1, fencing_token=5)
+    assert found(recorded, run_pb2.RunTerminated(), told=(local, False, 5)) == 0
+    assert found(recorded, told=(local, False, 6)) == 1
+    assert found(run_pb2.RunTerminated(), told=(local, False, 5)) == 1, "an Advance is refused when its run has ended"
 
 
 def test_two_leases_of_a_step_have_two_tokens() -> None:

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 from fencepost import CorrectiveError, OperationalError, PermanentError, Step, StepContext, step, undo
 from fencepost.failure import Completed
-from fencepost.lease import Lease
-from fencepost.ledger import Ledger
+from fencepost.lease import DecideLease, Lease
+from fencepost.ledger import Effects, Ledger
 from fencepost.testing.workers import make_worker
 from fencepost.v1 import worker_service_pb2 as pb
 from tests.determinism import playing
@@ -77,7 +77,7 @@ def note_answers(sink: ConditionalSink) -> None:
     """Let the sink know of each result that this worker is told is recorded: from then on it must not be lost. Nothing
     that a step can see tells of it.
     """
-    answered = Ledger.answered
+    answered, advance_answered = Ledger.answered, Ledger.advance_answered
 
     def noting(ledger: Ledger, lease: Lease, result: pb.ItemResult, now: float) -> None:
         if isinstance(lease.outcome, Completed) and result.outcome in _RECORDED:
@@ -85,8 +85,18 @@ def note_answers(sink: ConditionalSink) -> None:
             sink.tell(lease.step_idempotency_key or lease.idempotency_key, lease.token, undo=undo)
         answered(ledger, lease, result, now)
 
+    def noting_advance(ledger: Ledger, lease: DecideLease, result: pb.ItemResult, now: float, effects: Effects) -> None:
+        # Not of ALREADY_DONE: a repeat may come under another token than the one that is recorded.
+        if ledger.holds(lease) and lease.advance is not None and result.outcome == pb.ITEM_OUTCOME_OK:
+            ended = [each for each in lease.advance.commands if each.HasField("record_local_step")]
+            for command in ended:
+                if not command.record_local_step.HasField("failure"):
+                    sink.tell(f"{lease.run_id}/-{command.op}", lease.token, undo=False)
+        advance_answered(ledger, lease, result, now, effects)
+
     ledgers: Any = Ledger
     ledgers.answered = noting
+    ledgers.advance_answered = noting_advance
 
 
 def main(target: str, sink_dsn: str, name: str, kind: str, cache: str) -> None:
