@@ -19,6 +19,8 @@ from tests.faults.soak.effects import lost_results, wrong_effects, wrong_trials
 from tests.faults.soak.findings import Rule
 from tests.faults.soak.legality import illegal_events
 from tests.faults.soak.load import Acked, Load
+from tests.faults.soak.recovery import BOUNDS
+from tests.faults.soak.report import CALLS, LONG, Report
 from tests.faults.soak.schedules import BEHIND, _behind
 from tests.faults.soak.stage import Stage
 from tests.faults.soak.watcher import Watcher
@@ -176,3 +178,14 @@ async def test_a_program_whose_caller_gets_no_answer_is_stuck(monkeypatch: pytes
         assert len(soaking._unanswered(load)) == 2
     finally:
         await load.close()
+
+
+def test_a_long_soak_that_has_not_measured_something_says_so() -> None:
+    report = Report(1, seconds=LONG)
+    missing = {finding.text for finding in report.missing()}
+    assert len(missing) == len(BOUNDS) + len(CALLS)
+    for name in BOUNDS:
+        report.recoveries.bounded[name].append(1.0)
+    report.acknowledged.update(CALLS)
+    assert report.missing() == []
+    assert Report(1, seconds=LONG - 1).missing() == []

@@ -61,7 +61,7 @@ Act = Callable[[Stage, Fault], Awaitable[None]]
 
 
 async def kill_worker(stage: Stage, fault: Fault) -> None:
-    """SIGKILL; another process takes its place when the grace is over."""
+    """SIGKILL; another process takes its place after a while, before the grace is over or behind it."""
     process = stage.workers[fault.target]
     stage.note_end(process)
     process.kill()

@@ -15,6 +15,10 @@ from tests.faults.soak.levels import LONG_ENOUGH, Level
 from tests.faults.soak.recovery import BOUNDS, Recoveries
 from tests.faults.soak.stage import SERVERS
 
+LONG = 1200.0
+"""Seconds after which every kind of fault has come often."""
+CALLS = ("start", "signal", "cancel", "terminate", "pause", "resume", "retry")
+
 
 def _spread(seconds: Sequence[float]) -> str:
     """The median and the longest of some times, in two columns."""
@@ -35,7 +39,8 @@ class Report:
     trials: int = 0
     refused: int = 0
     known: int = 0
-    acknowledged: int = 0
+    acknowledged: Counter[str] = field(default_factory=Counter)
+    """Calls that were answered, by what they asked for."""
     faults: Counter[str] = field(default_factory=Counter)
     recoveries: Recoveries = field(default_factory=Recoveries)
     levels: list[Level] = field(default_factory=list)
@@ -48,6 +53,15 @@ class Report:
     def holds(self) -> bool:
         """Whether nothing is wrong."""
         return not self.findings
+
+    def missing(self) -> list[Finding]:
+        """What a long soak must have measured, and has not: it says nothing of that."""
+        if self.seconds < LONG:
+            return []
+        unmeasured = [name for name in BOUNDS if not self.recoveries.bounded.get(name)]
+        never = [what for what in CALLS if not self.acknowledged[what]]
+        told = [f"not once measured without other faults: {name}" for name in unmeasured]
+        return [Finding(Rule.BOUND, text) for text in (*told, *(f"not once acknowledged: {what}" for what in never))]
 
     def count(self, *rules: Rule) -> int:
         """How many findings there are of some rules."""
@@ -62,7 +76,8 @@ class Report:
             "programs": self.programs,
             "runs": self.runs,
             "events": self.events,
-            "acknowledged": self.acknowledged,
+            "acknowledged": self.acknowledged.total(),
+            "acknowledged_calls": dict(sorted(self.acknowledged.items())),
             "effects_tried": self.trials,
             "effects_refused": self.refused,
             "effects_known": self.known,
@@ -113,7 +128,7 @@ class Report:
         yield f"disk full: {self.disk_full}"
         yield (
             f"{self.seconds:.0f} s, {self.programs} programs, {self.runs} runs, {self.events} events, "
-            f"{self.acknowledged} acknowledged calls, {self.trials} effects tried "
+            f"{self.acknowledged.total()} acknowledged calls, {self.trials} effects tried "
             f"({self.known} were known, {self.refused} refused as they had to be)"
         )
         yield (

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -82,10 +83,12 @@ async def soak(
     report.findings += [Finding(Rule.BOUND, text) for text in report.recoveries.late()]
     report.findings += [Finding(Rule.STUCK, f"nothing went on after {fault}") for fault in report.recoveries.none]
     acked = load.acked
-    report.acknowledged = len(acked.starts) + len(acked.signals) + len(acked.controls)
+    report.acknowledged = Counter(start=len(acked.starts), signal=len(acked.signals))
+    report.acknowledged.update(what for _, _, what in acked.controls)
     report.runs, report.events = await sizes(stage.dsn)
     _count_trials(stage, report)
     report.seconds = time.monotonic() - begin
+    report.findings += report.missing()
     return report
 
 
