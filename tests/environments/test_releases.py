@@ -99,8 +99,9 @@ async def test_code_runs_go_on_while_the_release_before_is_replaced_by_this_one(
     sink: Sink,
     new_database: Callable[..., str],
 ) -> None:
-    """Histories that the older SDK has begun are gone on with by the newer one, and the other way round. (There has been
-    no migration since code workflows came.)
+    """Histories that the older SDK has begun are gone on with by the newer one, and the other way round.
+
+    There has been no migration since code workflows came.
     """
     dsn, before = new_database(), released(CODE_WORKFLOWS)
     before.migrate(dsn)
