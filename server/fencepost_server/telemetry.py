@@ -1,5 +1,5 @@
-"""The names of all metrics. Values are read when they are asked for: nothing is counted twice and nothing on
-the hot path.
+"""The names of all metrics. Values are read when they are asked for: nothing is counted twice, and on the hot path
+only events are, a batch at a time.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from fencepost_server.domain.model import EventType
 from fencepost_server.engine.engine import Engine
 
 
@@ -49,6 +50,12 @@ class EngineCollector(Collector):
             "Times that a run was BLOCKED: it waits for a person.",
             value=engine.blocked.count,
         )
+        events = CounterMetricFamily(
+            "fencepost_events", "Events of histories that this server has committed.", labels=["type"]
+        )  # fmt: skip
+        for number in EventType:
+            events.add_metric([number.name], engine.events[number])
+        yield events
         depth = GaugeMetricFamily("fencepost_lane_depth", "Operations that wait for a lane.", labels=["lane"])
         batches = CounterMetricFamily("fencepost_lane_batches", "Transactions of a lane.", labels=["lane"])
         operations = CounterMetricFamily(

@@ -127,6 +127,16 @@ async def test_metrics_name_every_loop_and_lane(server: InProcessServer) -> None
     assert "fencepost_sessions 0.0" in text
 
 
+async def test_events_are_counted_once_they_are_committed(server: InProcessServer, api: Api) -> None:
+    await api.register(manifest())
+    for _ in range(3):
+        await api.start()
+    _, text = await page(server, "/metrics")
+    assert 'fencepost_events_total{type="RUN_STARTED"} 3.0' in text
+    assert 'fencepost_events_total{type="STEP_SCHEDULED"} 3.0' in text
+    assert 'fencepost_events_total{type="STEP_COMPLETED"} 0.0' in text
+
+
 async def test_a_port_in_use_is_noticed_and_nothing_is_left_behind(
     in_process_server: StartInProcessServer, dsn: str
 ) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 from fencepost_server.domain.errors import FencepostError
@@ -31,6 +33,7 @@ EventRow = tuple[
     bytes | None, str | None, str | None,
 ]  # fmt: skip
 """run_id, seq, type, at, node_index, task_id, token, attempt, input_seq, digest, payload, binary, metadata, detail."""
+_TYPE = itemgetter(2)
 
 
 @dataclass(slots=True)
@@ -111,10 +114,13 @@ class Changes:
     """Undo logs that were read, for engine.context.UndoOrders: only what is committed stays true."""
     timers: list[datetime] = field(default_factory=list)
     """When new timers are due."""
+    events: Counter[int] = field(default_factory=Counter)
+    """How many events were written, by type."""
 
     def take_rows(self) -> Rows:
         """What is to be written now; what comes later is written later in the same transaction."""
         rows, self.rows = self.rows, Rows()
+        self.events.update(map(_TYPE, rows.events))
         return rows
 
 

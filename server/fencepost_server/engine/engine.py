@@ -10,6 +10,7 @@ import logging
 import time
 import uuid
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -65,6 +66,8 @@ class Engine:
         self.database = Database(config, "loops", config.loop_pool_size)
         self.reads = Database(config, "reads", config.read_pool_size)
         self.catalog = Catalog()
+        self.events: Counter[int] = Counter()
+        """How many events this server has committed, by type."""
         self.dispatcher = Dispatcher(config, self.database, self.catalog, self.report)
         self.committer = Committer(
             config,
@@ -224,6 +227,7 @@ class Engine:
     def _told(self, decided: Decided) -> None:
         """Tell everybody what was committed: callers, workers, waiters, other servers."""
         changes = decided.changes
+        self.events.update(changes.events)
         for start, started in changes.starts:
             start.settle(started)
         for start, outcome in decided.answered:
