@@ -128,14 +128,14 @@ async def test_nothing_is_assigned_to_a_worker_whose_stream_is_dead_one_way(scen
     held = await zombie.task()
     (session,) = server.app.engine.dispatcher.sessions
     proxy.blackhole("down")
-    last_heard = session._ping  # at most
+    last_heard = session._pulse._ping  # at most
 
     async def beat() -> bool:
         await zombie.send(Heartbeat(tasks=zombie.held.values(), last_tasks_number=zombie.last_tasks_number))
         return not session.open
 
     silent = asyncio.create_task(eventually(beat, interval=0.1))
-    await eventually(lambda: session._ping >= last_heard + 2, what="two pings are lost")
+    await eventually(lambda: session._pulse._ping >= last_heard + 2, what="two pings are lost")
     assert session.room() == 0
     others = [(await api.start()).run_id for _ in range(5)]
     await silent

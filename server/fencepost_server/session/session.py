@@ -42,13 +42,13 @@ from fencepost_server.session.hello import Greeting
 from fencepost_server.session.leases import Key, Leases, Out, goes_on
 from fencepost_server.session.outbox import Outbox
 from fencepost_server.session.packing import Packing
+from fencepost_server.session.pulse import Pulse
 from fencepost_server.session.questions import Answered, Questions
 from fencepost_server.store.tasks import Lease
 from fencepost_server.wire.payloads import duration
 from fencepost_server.wire.status import item_error, reason_number
 
 Item = TypeVar("Item", pb.CompleteItem, pb.FailItem, pb.ReleaseItem, pb.CheckpointItem, pb.AdvanceItem)
-_UNANSWERED_PINGS = 3
 
 
 class Desk(Protocol):
@@ -92,8 +92,7 @@ class Session:
         self._heard: set[Key] = set()
         self._pending = 0
         self.thinned = asyncio.Event()
-        self._ping = 0
-        self._pong = 0
+        self._pulse = Pulse()
         self.decider = Decider(self, self._leases.decides, greeting.workflows) if greeting.workflows else None
         """Its other side, if it has code workflows."""
 
@@ -110,14 +109,10 @@ class Session:
 
     @property
     def unfit(self) -> bool:
-        """Takes no task now: it ends, its pings are not answered, or enough tasks wait to be written already."""
-        return (
-            not self._open
-            or self._leaving
-            or self.error is not None
-            or self._ping - self._pong > 1
-            or self.outbox.laden
-        )
+        """Takes no task now: it ends, its pings are not answered, a lease of it has run out and it has not shown since
+        that it is there, or enough tasks wait to be written already.
+        """
+        return not self._open or self._leaving or self.error is not None or self._pulse.weak or self.outbox.laden
 
     def reserve(self, tasks: int) -> None:
         """Keep room for a claim under way."""
@@ -179,6 +174,8 @@ class Session:
             return
         untold = self._untold(ref)
         self._leases.drop(ref[0], ref[1])
+        if reason == "LEASE_EXPIRED" and self._open and (number := self._pulse.doubt()) is not None:
+            self._send_ping(number)
         task = pb.TaskRef(run_id=ref[0], task_id=ref[1], fencing_token=ref[2])
         frame = pb.SessionResponse(revoke=pb.Revoke(tasks=[task], reason=reason_number(reason)))
         if untold:
@@ -287,12 +284,11 @@ class Session:
     def tick(self) -> None:
         """Once a ping interval: ping, or give the worker up."""
         if self._pending >= self._config.max_client_ops:
-            self._pong = self._ping  # its answers are among what is not read now, which is no fault of the worker
-        if self._ping - self._pong >= _UNANSWERED_PINGS:
-            self.end(SessionTimedOut(f"{_UNANSWERED_PINGS} pings were not answered"))
+            self._pulse.excuse()  # its answers are among what is not read now, which is no fault of the worker
+        if self._pulse.gone:
+            self.end(SessionTimedOut("three pings were not answered"))
             return
-        self._ping += 1
-        self._push(pb.SessionResponse(ping=pb.Ping(number=self._ping)))
+        self._send_ping(self._pulse.beat())
 
     def end(self, error: FencepostError) -> None:
         """The stream has to end, for the first such reason."""
@@ -342,7 +338,8 @@ class Session:
             case "release":
                 self._reports(expected, frame.release.items, released)
             case "pong":
-                self._pong = min(max(self._pong, frame.pong.number), self._ping)
+                if self._pulse.answered(frame.pong.number):
+                    self._desk.wake()
             case "capacity":
                 self._set_capacity(expected, frame.capacity)
             case "goodbye":
@@ -480,6 +477,9 @@ class Session:
         else:
             self.outbox.push_bytes(data)
             self._check_reader()
+
+    def _send_ping(self, number: int) -> None:
+        self._push(pb.SessionResponse(ping=pb.Ping(number=number)))
 
     def _acknowledge(self, frame_id: int) -> None:
         self._push(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id)))
