@@ -59,11 +59,13 @@ where s.worker_name = %(name)s and r.state = any(%(at_work)s) and t.cancel_reaso
 """
 _DECIDE = 1
 """The task of a code run that is decided; no step has it."""
+# What its last report, which was on its way, gave back is nobody's: it may wait for an event, for its backoff, or parked
+# for the end of a pause or for a person, however long.
 _STILL: LiteralString = """
 select count(*) as n
 from unnest(%(run_ids)s::uuid[], %(task_ids)s::bigint[], %(tokens)s::bigint[]) as w(run_id, task_id, token)
 join task t on t.run_id = w.run_id and t.task_id = w.task_id join run r on r.run_id = t.run_id
-where (t.token = w.token or (t.token = w.token + 1 and t.lease_session is null))
+where (t.token = w.token or (t.token = w.token + 1 and t.lease_session is null and t.visible_at <= clock_timestamp()))
   and t.cancel_reason is null and r.state = any(%(at_work)s)
 """
 _SESSIONS: LiteralString = """
