@@ -59,8 +59,8 @@ where s.worker_name = %(name)s and r.state = any(%(at_work)s) and t.cancel_reaso
 """
 _DECIDE = 1
 """The task of a code run that is decided; no step has it."""
-# What its last report, which was on its way, gave back is nobody's: it may wait for an event, for its backoff, or parked
-# for the end of a pause or for a person, however long.
+# What its last report, which was on its way, gave back is nobody's: it may wait for an event, for its backoff, or be
+# parked until the end of a pause, or until a person comes, however long.
 _STILL: LiteralString = """
 select count(*) as n
 from unnest(%(run_ids)s::uuid[], %(task_ids)s::bigint[], %(tokens)s::bigint[]) as w(run_id, task_id, token)
