@@ -24,4 +24,4 @@ def paused(server: InProcessServer) -> bool:
 
 def pongs(server: InProcessServer) -> int:
     """How many pings its sessions have answered."""
-    return sum(session._pong for session in sessions(server))
+    return sum(session._pulse._pong for session in sessions(server))

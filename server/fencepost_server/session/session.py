@@ -174,14 +174,15 @@ class Session:
             return
         untold = self._untold(ref)
         self._leases.drop(ref[0], ref[1])
-        if reason == "LEASE_EXPIRED" and self._open and (number := self._pulse.doubt()) is not None:
-            self._send_ping(number)
+        ping = self._pulse.doubt() if reason == "LEASE_EXPIRED" else None
         task = pb.TaskRef(run_id=ref[0], task_id=ref[1], fencing_token=ref[2])
         frame = pb.SessionResponse(revoke=pb.Revoke(tasks=[task], reason=reason_number(reason)))
         if untold:
             self.outbox.push_behind(frame.SerializeToString())
         else:
             self._push(frame)
+        if ping is not None:
+            self._send_ping(ping)
         self._desk.wake()
 
     def _untold(self, ref: Ref) -> bool:

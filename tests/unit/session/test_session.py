@@ -172,9 +172,21 @@ def test_answers_go_before_tasks() -> None:
     taken(session)
     complete(session, 2, [leased(1)])
     session.settle([(desk.reports[0], OK)], [leased(2), leased(3)])
-    session.revoke((leased(4).run_id, 2, 1), "LEASE_EXPIRED")
+    session.revoke((leased(4).run_id, 2, 1), "RUN_TERMINATED")
     session.tick()
     assert [frame.WhichOneof("frame") for frame in taken(session)] == ["ack", "revoke", "ping", "tasks"]
+
+
+def test_whoever_has_let_a_lease_run_out_is_pinged_once_and_gets_nothing_until_it_answers() -> None:
+    session = new_session(5)
+    session.settle((), [leased(1), leased(2), leased(3)])
+    taken(session)
+    for number in (1, 2):
+        session.revoke((leased(number).run_id, 2, 1), "LEASE_EXPIRED")
+    assert [frame.WhichOneof("frame") for frame in taken(session)] == ["revoke", "ping", "revoke"]
+    assert session.room() == 0
+    session.receive(pb.SessionRequest(frame_id=2, pong=pb.Pong(number=1)), 10)
+    assert session.room() == 4
 
 
 def test_what_is_said_of_a_task_comes_behind_it() -> None:
