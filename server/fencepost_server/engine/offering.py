@@ -26,8 +26,9 @@ def offer(
     undo_output: Payload | None = None,
     at_once: bool = True,
 ) -> None:
-    """A new task. It is leased at once if whoever reported can take it and its input is at hand; nobody gets it while
-    the run is paused. ``token`` is the last one of what it goes on from (I3). ``at_once`` False: it is left to a claim.
+    """A new task. It is leased at once if its input is at hand and whoever reported can take it, or, if nobody has, one
+    that waits for work; nobody gets it while the run is paused. ``token`` is the last one of what it goes on from (I3).
+    ``at_once`` False: it is left to a claim.
     """
     row = TaskRow(
         ctx.run.run_id, task_id, work.queue, work.handler, ctx.run.priority, node.index, value.seq, value.size, ctx.now,
