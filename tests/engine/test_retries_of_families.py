@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 
+from fencepost.v1 import run_pb2
 from fencepost_server.engine import children
-from tests.engine.flows import OpenScene, Scene, given, step, workflow
+from tests.engine.code import CONTINUE, FAIL, Code, call
+from tests.engine.code import child as start_child
+from tests.engine.flows import PERMANENT, OpenScene, Scene, given, state_of, step, workflow
 from tests.engine.rows import count
+from tests.faults.scene import asleep
+from tests.fixtures.waiting import eventually
 
 
 def child(node_id: str, workflow_id: str = "child", **more: Any) -> dict[str, Any]:
@@ -60,6 +65,58 @@ async def test_a_child_that_failed_alone_fails_the_retried_run_whatever_its_sibl
     await scene.complete(a, 1)
     await scene.complete(b, 1)
     assert await scene.output(run_id) == {"a": 1, "k0": 1, "k1": 1, "k2": 1}
+
+
+async def refuse_the_start(scene: Scene) -> None:
+    """Deliver the start of a child whose parent has failed; the answer to that stays on its way."""
+    outbox = scene.server.app.engine.outbox
+    outbox.wake()
+    await outbox.run_once()
+    await eventually(lambda: count(scene.dsn, "message", "kind = 4"), 30)
+    assert await count(scene.dsn, "message") == 1
+
+
+async def test_a_child_that_never_began_as_its_parent_had_failed_is_begun_anew_although_the_retry_came_first(
+    scene: Scene,
+) -> None:
+    """Its parent hears that it never began when it goes on already."""
+    await scene.api.register(workflow(step("b"), workflow_id="child"))
+    async with asleep(scene.server.app.engine.outbox.loop):
+        run_id = await scene.run(branches(step("a"), child("k", on_parent_end="abandon")))
+        await scene.fail(await scene.task("a"))
+        await scene.failure(run_id)
+        await refuse_the_start(scene)
+        await scene.call("Retry", run_id)
+    for task in await scene.tasks("a", "b"):
+        await scene.complete(task, task.handler)
+    assert await scene.output(run_id) == {"a": "a", "k": "b"}
+    assert len(await scene.api.list_all(parent_run_id=run_id)) == len(await scene.events(run_id, "child_ended")) == 1
+
+
+async def test_a_child_of_a_code_run_that_never_began_is_begun_although_the_retry_came_first(code: Code) -> None:
+    """Its function is not told of a child that was cancelled: nobody has cancelled it."""
+    scene = code.scene
+    await scene.api.register(workflow(step("b"), workflow_id="child"))
+    async with asleep(scene.server.app.engine.outbox.loop):
+        run = await code.begin(call(1, "a"), start_child(2, "child", on_parent_end="abandon"), outcome=CONTINUE)
+        run_id = run.task.task.run_id
+        a = await scene.task("a")
+        await run.advance(outcome=FAIL, failure=run_pb2.Failure(kind=PERMANENT, code="BUG", message="x"))
+        await scene.worker.release(a)
+        assert state_of(await scene.api.wait(run_id)) == "FAILED"
+        await refuse_the_start(scene)
+        await scene.call("Retry", run_id)
+    for task in await scene.tasks("a", "b"):
+        await scene.complete(task, task.handler)
+    run = await code.take()
+    await run.wait()
+    told = set(run.kinds())
+    while not {"step_completed", "child_ended"} <= told:
+        run = await code.again(run)
+        await run.wait()
+        told |= set(run.kinds())
+    [ended] = await scene.events(run_id, "child_ended")
+    assert ended.state == run_pb2.RUN_STATE_COMPLETED
 
 
 async def test_a_run_that_fails_again_at_once_waits_for_the_child_that_it_has_begun_anew(open_scene: OpenScene) -> None:

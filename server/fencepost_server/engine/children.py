@@ -73,9 +73,13 @@ def _send_for(ctx: RunContext, seq: int, run_id: str, child: ChildNode, where: d
 def answer_for_missing(
     deliver: Deliver, failure: Failure, state: RunState = RunState.CANCELLED
 ) -> tuple[str, int, str, int, str, str]:
-    """The message to a parent whose child never was: a row of insert_message."""
+    """The message to a parent whose child never was: a row of insert_message. If that is because the parent was ending
+    when the start came, it says so: the parent can have been retried before it gets to know.
+    """
     parent_seq = json.loads(deliver.body)["parent_seq"]
     body = {"parent_seq": parent_seq, "state": int(state), "output_seq": None, "failure": failure_json(failure)}
+    if deliver.kind is MessageKind.START_CHILD and state is RunState.CANCELLED:
+        body["start_dropped"] = True
     kind = int(MessageKind.CHILD_ENDED)
     return (deliver.source_run, kind, deliver.run_id, 0, deliver.namespace, json.dumps(body))
 
@@ -116,10 +120,15 @@ async def ended(ctx: RunContext, deliver: Deliver) -> None:
     """A child of the run has ended. What a run that has ended itself had left alone, a retry looks up."""
     body = json.loads(deliver.body)
     rows = await ctx.read("child", ctx.run.run_id, body["parent_seq"])
-    if rows and not ctx.state.final and not (ctx.is_ending and _left_alone(ctx, ChildRow(*rows[0]))):
+    if not rows or ctx.state.final:
+        return
+    child = ChildRow(*rows[0])
+    if body.get("start_dropped") and ctx.control.ending is None:  # it goes on: the retry came before this
+        _begin_anew(ctx, child)
+    elif not (ctx.is_ending and _left_alone(ctx, child)):
         failure = None if body["failure"] is None else Failure.from_json(json.dumps(body["failure"]))
         outcome = _Outcome(deliver.source_run, RunState(body["state"]), body["output_seq"], failure)
-        await _ended(ctx, ChildRow(*rows[0]), outcome)
+        await _ended(ctx, child, outcome)
 
 
 async def left_alone(ctx: RunContext) -> list[ChildRow]:
@@ -136,23 +145,27 @@ async def take_up(ctx: RunContext, left: list[ChildRow]) -> None:
             return
         run_id, found = await _last_of_chain(ctx, child.child_run_id)
         if not found:
-            if await ctx.read("child_on_its_way", child.child_run_id, ctx.run.run_id):
-                continue
-            index, place, value = _where(child)
-            plan = _plan(child)
-            if plan is not None:  # of a code run: an op has one child, which has not begun
-                node = ctx.node(index, plan).node
-                assert isinstance(node, ChildNode)  # such a plan is of a child
-                _send_for(ctx, child.seq, child.child_run_id, node, json.loads(child.place))
-                continue
-            ctx.control.open_children -= 1
-            ctx.changes.rows.add("delete_child", child.run_id, child.seq)
-            ctx.enter(index, place, value)
+            if not await ctx.read("child_on_its_way", child.child_run_id, ctx.run.run_id):
+                _begin_anew(ctx, child)
             continue
         state = RunState(found[0][0])
         if state.final:
             failure = None if found[0][5] is None else Failure.from_json(found[0][5])
             await _ended(ctx, child, _Outcome(run_id, state, found[0][4], failure))
+
+
+def _begin_anew(ctx: RunContext, child: ChildRow) -> None:
+    """A child that is not there, and is counted as open, is started once more."""
+    index, place, value = _where(child)
+    plan = _plan(child)
+    if plan is not None:  # of a code run: an op has one child, which has not begun
+        node = ctx.node(index, plan).node
+        assert isinstance(node, ChildNode)  # such a plan is of a child
+        _send_for(ctx, child.seq, child.child_run_id, node, json.loads(child.place))
+        return
+    ctx.control.open_children -= 1
+    ctx.changes.rows.add("delete_child", child.run_id, child.seq)
+    ctx.enter(index, place, value)
 
 
 async def _last_of_chain(ctx: RunContext, run_id: str) -> tuple[str, Rows]:
