@@ -83,9 +83,9 @@ def parse(text: str) -> object:
     if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
         raise JsonError(f"arrays and objects are nested more than {MAX_DEPTH} deep")
     # A text too short to hold a number over the limit needs no check of each integer.
-    decode = _decode_short if len(text) <= MAX_DIGITS else _decode_long
+    decoder = _SHORT if len(text) <= MAX_DIGITS else _LONG
     try:
-        value: object = decode(text)
+        value: object = _decode(decoder, text)
     except json.JSONDecodeError as error:
         raise JsonError(f"{error.msg} (line {error.lineno}, column {error.colno})") from None
     if "\\u" in text and _SURROGATE_ESCAPE.search(text) is not None:
@@ -297,9 +297,16 @@ def _canonical_number(value: object) -> str:
     return f"{sign}{digits or '0'}e{exponent}" if exponent else f"{sign}{digits or '0'}"
 
 
-_decode_short = json.JSONDecoder(
-    object_pairs_hook=_object, parse_float=_parse_float, parse_constant=_refuse_constant
-).decode
-_decode_long = json.JSONDecoder(
+_SHORT = json.JSONDecoder(object_pairs_hook=_object, parse_float=_parse_float, parse_constant=_refuse_constant)
+_LONG = json.JSONDecoder(
     object_pairs_hook=_object, parse_float=_parse_float, parse_int=_parse_int, parse_constant=_refuse_constant
-).decode
+)
+
+
+def _decode(decoder: json.JSONDecoder, text: str) -> object:
+    """The value of a text. Most have no white space around it, which takes as long to look for as a short value."""
+    try:
+        value, end = decoder.raw_decode(text)
+    except json.JSONDecodeError:
+        return decoder.decode(text)
+    return value if end == len(text) else decoder.decode(text)

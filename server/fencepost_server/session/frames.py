@@ -9,7 +9,6 @@ from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fencepost.v1 import worker_service_pb2 as pb
@@ -22,6 +21,7 @@ from fencepost_server.wire.payloads import (
     duration,
     failure_in,
     failure_out,
+    fill_payload,
     payload_in,
     payload_out,
     retry_after_in,
@@ -94,46 +94,66 @@ def released(item: pb.ReleaseItem, namespace: str, _limit: int) -> Report:
     return Report(ReportKind.RELEASE, *ref_of(item.task), namespace)
 
 
-@lru_cache(maxsize=1000)
-def _duration(seconds: float) -> Duration:
-    """Leases and timeouts come from few nodes, so their messages are made once. Copied into a frame, never changed."""
-    return duration(seconds)
-
-
 @lru_cache(maxsize=64)
-def _time(at: datetime) -> Timestamp | None:
+def _time(at: datetime) -> Timestamp:
     """One moment for all that was committed together. Copied into a frame, never changed."""
-    return timestamp(at)
+    message = timestamp(at)
+    assert message is not None  # as there is a moment
+    return message
 
 
-def task_message(task: LeasedTask) -> pb.Task:
-    """A task on lease, as its worker is told of it."""
-    message = pb.Task(
-        task=pb.TaskRef(run_id=task.run_id, task_id=task.task_id, fencing_token=task.token),
-        kind=pb.TaskKind.ValueType(task.kind),
-        workflow_id=task.workflow_id,
-        definition_hash=task.definition_hash.hex(),
-        handler=task.handler,
-        node_id=task.node_id,
-        attempt=task.attempt,
-        lease_duration=_duration(min(task.lease_seconds, task.timeout_seconds or task.lease_seconds)),
-        attempt_timeout=None if task.timeout_seconds is None else _duration(task.timeout_seconds),
-        input=payload_out(task.input),
-        feedback=None if task.feedback is None else failure_out(task.feedback),
-        idempotency_key=f"{task.run_id}/{task.task_id}",
-        user_id=task.user_id,
+@lru_cache(maxsize=1000)
+def _task_of_node(
+    kind: TaskKind,
+    workflow_id: str,
+    definition_hash: bytes,
+    handler: str,
+    node_id: str,
+    lease_seconds: float,
+    timeout_seconds: float | None,
+) -> pb.Task:
+    """What all tasks of a node have in common, and there are few nodes. Copied into a frame, never changed."""
+    return pb.Task(
+        kind=pb.TaskKind.ValueType(kind),
+        workflow_id=workflow_id,
+        definition_hash=definition_hash.hex(),
+        handler=handler,
+        node_id=node_id,
+        lease_duration=duration(min(lease_seconds, timeout_seconds or lease_seconds)),
+        attempt_timeout=None if timeout_seconds is None else duration(timeout_seconds),
     )
+
+
+def fill_task(message: pb.Task, task: LeasedTask) -> None:
+    """Write a task on lease into an empty Task, as its worker is told of it."""
+    message.CopyFrom(
+        _task_of_node(
+            task.kind, task.workflow_id, task.definition_hash, task.handler, task.node_id, task.lease_seconds,
+            task.timeout_seconds,
+        )
+    )  # fmt: skip
+    run_id = task.run_id
+    ref = message.task
+    ref.run_id = run_id
+    ref.task_id = task.task_id
+    ref.fencing_token = task.token
+    message.attempt = task.attempt
+    message.idempotency_key = f"{run_id}/{task.task_id}"
+    fill_payload(message.input, task.input)
     # Set only where there is something: most tasks are plain steps, and each field takes its time.
+    if task.user_id:
+        message.user_id = task.user_id
+    if task.feedback is not None:
+        message.feedback.CopyFrom(failure_out(task.feedback))
     if task.checkpoint is not None:
         message.checkpoint.CopyFrom(_checkpoint_message(task.checkpoint))
     if task.decide is not None:
         message.decide.CopyFrom(_decide_message(task.decide, task.workflow_id, task.definition_hash))
     if task.kind is TaskKind.UNDO:
         if task.undo_output is not None:
-            message.undo_output.CopyFrom(payload_out(task.undo_output))
+            fill_payload(message.undo_output, task.undo_output)
         message.unfinished = task.unfinished
         message.step_idempotency_key = task.step_key
-    return message
 
 
 def _checkpoint_message(checkpoint: Checkpoint) -> pb.CheckpointItem:
@@ -231,37 +251,38 @@ def _size_on_wire(payload: Payload) -> int:
     return 3 * len(payload.json or "") + len(payload.binary or b"") + 3 * len(payload.metadata or "")
 
 
+def ack_message(frame_id: int, items: Sequence[pb.ItemResult] = ()) -> pb.SessionResponse:
+    """The answer to a frame, with those to items of it."""
+    return pb.SessionResponse(ack=pb.Ack(frame_id=frame_id, results=items))
+
+
 def result_message(index: int, answer: Answer, room: int = 0) -> pb.ItemResult:
     """The answer to one item of a frame. ``room``: how many bytes that of an Advance may have."""
-    if answer.advance is not None:
-        return pb.ItemResult(
-            index=index,
-            outcome=int(answer.outcome),  # type: ignore[arg-type]  # the numbers are the contract's
-            advance=_advance_result(answer.advance, room),
-        )
-    if answer.outcome is Outcome.OK:
-        return pb.ItemResult(index=index, outcome=pb.ITEM_OUTCOME_OK)
-    result = pb.ItemResult(
-        index=index,
-        outcome=int(answer.outcome),  # type: ignore[arg-type]  # the numbers are the contract's
-        message=answer.message,
-    )
-    if answer.reason:
-        result.reason = reason_number(answer.reason)
-    for violation in answer.violations:
-        result.violations.add(path=violation.path, message=violation.message)
+    result = pb.ItemResult()
+    fill_result(result, index, answer, room)
     return result
 
 
-def _advance_result(answer: AdvanceAnswer, room: int) -> pb.AdvanceResult:
-    result = pb.AdvanceResult(
-        seqs=answer.seqs,
-        event_time=_time(answer.at),
-        last_seq=answer.last_seq,
-        kept=answer.kept,
-        end_refused=answer.end_refused,
-    )
+def fill_result(result: pb.ItemResult, index: int, answer: Answer, room: int = 0) -> None:
+    """The same, written into an empty ItemResult."""
+    result.index = index
+    result.outcome = int(answer.outcome)  # type: ignore[assignment]  # the numbers are the contract's
+    if answer.advance is not None:
+        _fill_advance(result.advance, answer.advance, room)
+    elif answer.outcome is not Outcome.OK:
+        result.message = answer.message
+        if answer.reason:
+            result.reason = reason_number(answer.reason)
+        for violation in answer.violations:
+            result.violations.add(path=violation.path, message=violation.message)
+
+
+def _fill_advance(result: pb.AdvanceResult, answer: AdvanceAnswer, room: int) -> None:
+    result.seqs.extend(answer.seqs)
+    result.event_time.CopyFrom(_time(answer.at))
+    result.last_seq = answer.last_seq
+    result.kept = answer.kept
+    result.end_refused = answer.end_refused
     if answer.events:
         events, _ = fitting(answer.events, room - _RESULT_OVERHEAD - 10 * len(answer.seqs))
         result.events.extend([history_event(event) for event in events])
-    return result

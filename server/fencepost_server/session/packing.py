@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost_server.domain.model import LeasedTask
-from fencepost_server.session.frames import fit_history, halve_history, size_of, task_message
+from fencepost_server.session.frames import fill_task, fit_history, halve_history, size_of
 
 
 @dataclass(slots=True)
@@ -37,13 +37,13 @@ class Packing:
     def _close(self, tasks: Sequence[LeasedTask]) -> None:
         """One frame of these, or several if they are larger than they looked."""
         number = self.number + 1
-        message = pb.SessionResponse(
-            tasks=pb.Tasks(
-                tasks_number=number,
-                last_frame_id=min(task.frame_id for task in tasks),
-                tasks=[task_message(task) for task in tasks],
-            )
-        )
+        message = pb.SessionResponse()
+        frame = message.tasks
+        frame.tasks_number = number
+        frame.last_frame_id = min([task.frame_id for task in tasks])
+        add = frame.tasks.add
+        for task in tasks:
+            fill_task(add(), task)
         data = message.SerializeToString()
         if len(data) <= self.limit:
             self.number = number

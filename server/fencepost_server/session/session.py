@@ -30,10 +30,12 @@ from fencepost_server.session.advances import advanced
 from fencepost_server.session.decider import Decider
 from fencepost_server.session.frames import (
     Ref,
+    ack_message,
     checkpointed,
     completed,
     events_message,
     failed,
+    fill_result,
     released,
     result_message,
 )
@@ -62,10 +64,6 @@ class Desk(Protocol):
 
     def wake(self) -> None:
         """Room became free."""
-
-
-def _too_many(items: int, config: Config) -> FrameTooLarge:
-    return FrameTooLarge(f"{items} items are more than {config.max_frame_items}")
 
 
 class Session:
@@ -136,7 +134,7 @@ class Session:
     def settle(self, answers: Sequence[tuple[Report, Answer]], tasks: Sequence[LeasedTask]) -> Sequence[LeasedTask]:
         """Send answers, then tasks. Returns the tasks that could not be put on the stream."""
         self._settled(len(answers))
-        answered: dict[int, list[pb.ItemResult]] = {}
+        answered: dict[int, pb.SessionResponse] = {}
         for report, answer in answers:
             out = self._leases.current(report.run_id, report.task_id, report.token)
             if out is not None:
@@ -144,12 +142,14 @@ class Session:
                     out.reporting = False
                 else:
                     self._leases.drop(report.run_id, report.task_id)
-            result = result_message(report.index, answer, self._max_frame_bytes)
-            answered.setdefault(report.frame_id, []).append(result)
+            frame = answered.get(report.frame_id)
+            if frame is None:
+                frame = answered[report.frame_id] = ack_message(report.frame_id)
+            fill_result(frame.ack.results.add(), report.index, answer, self._max_frame_bytes)
         if not self._open:
             return tasks
-        for frame_id, items in answered.items():
-            self._send_results(frame_id, items)
+        for frame in answered.values():
+            self._send_ack(frame)
         if self._leaving or self.error is not None:
             return tasks
         return self._send_tasks(tasks) if tasks else ()
@@ -356,7 +356,7 @@ class Session:
             self._acknowledge(frame_id)
         else:
             self.leave()
-            self.outbox.push_behind(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id)).SerializeToString())
+            self.outbox.push_behind(ack_message(frame_id).SerializeToString())
 
     def _set_capacity(self, frame_id: int, frame: pb.Capacity) -> None:
         most = self._config.max_capacity
@@ -372,7 +372,7 @@ class Session:
     def _answers(self, frame_id: int, frame: pb.QueryResult) -> None:
         """Answers to questions: they change nothing, so that they wait for no commit."""
         if len(frame.items) > self._config.max_frame_items:
-            self._refuse(frame_id, _too_many(len(frame.items), self._config))
+            self._refuse_items(frame_id, len(frame.items))
         else:
             self._send_results(frame_id, self._questions.receive(frame.items, self._config.max_payload_bytes))
 
@@ -384,7 +384,7 @@ class Session:
     ) -> None:
         """Queue what is well formed; answer at once what is not."""
         if len(items) > self._config.max_frame_items:
-            self._refuse(frame_id, _too_many(len(items), self._config))
+            self._refuse_items(frame_id, len(items))
             return
         reports: list[Report] = []
         refused: list[pb.ItemResult] = []
@@ -469,12 +469,15 @@ class Session:
         return packing.unsent
 
     def _send_results(self, frame_id: int, items: Sequence[pb.ItemResult]) -> None:
+        self._send_ack(ack_message(frame_id, items))
+
+    def _send_ack(self, frame: pb.SessionResponse) -> None:
         """Answer items of a frame, in several frames if the answers are too large for one."""
-        data = pb.SessionResponse(ack=pb.Ack(frame_id=frame_id, results=items)).SerializeToString()
-        if len(data) > self._max_frame_bytes and len(items) > 1:
+        data = frame.SerializeToString()
+        if len(data) > self._max_frame_bytes and len(items := frame.ack.results) > 1:
             middle = len(items) // 2
-            self._send_results(frame_id, items[:middle])
-            self._send_results(frame_id, items[middle:])
+            self._send_results(frame.ack.frame_id, items[:middle])
+            self._send_results(frame.ack.frame_id, items[middle:])
         else:
             self.outbox.push_bytes(data)
             self._check_reader()
@@ -483,7 +486,10 @@ class Session:
         self._push(pb.SessionResponse(ping=pb.Ping(number=number)))
 
     def _acknowledge(self, frame_id: int) -> None:
-        self._push(pb.SessionResponse(ack=pb.Ack(frame_id=frame_id)))
+        self._push(ack_message(frame_id))
+
+    def _refuse_items(self, frame_id: int, items: int) -> None:
+        self._refuse(frame_id, FrameTooLarge(f"{items} items are more than {self._config.max_frame_items}"))
 
     def _refuse(self, frame_id: int, error: FencepostError) -> None:
         """A frame as a whole is refused; the stream goes on."""

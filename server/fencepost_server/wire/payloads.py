@@ -53,12 +53,21 @@ def _too_large(path: str, text: str) -> PayloadTooLarge:
 
 def payload_out(payload: Payload) -> payload_pb2.Payload:
     """A stored payload as sent."""
-    metadata = json.loads(payload.metadata) if payload.metadata else None
+    message = payload_pb2.Payload()
+    fill_payload(message, payload)
+    return message
+
+
+def fill_payload(message: payload_pb2.Payload, payload: Payload) -> None:
+    """Write a stored payload into an empty one, which is there afterwards although there may be nothing in it."""
     if payload.binary is not None:
-        return payload_pb2.Payload(binary=payload.binary, metadata=metadata)
-    if payload.json is None:
-        return payload_pb2.Payload(metadata=metadata)
-    return payload_pb2.Payload(json=payload.json, metadata=metadata)
+        message.binary = payload.binary
+    elif payload.json is not None:
+        message.json = payload.json
+    else:
+        message.SetInParent()
+    if payload.metadata:
+        message.metadata.update(json.loads(payload.metadata))
 
 
 def payload_text(payload: Payload) -> str:

@@ -14,7 +14,7 @@ from fencepost_server.config import Config
 from fencepost_server.domain.errors import DatabaseUnavailable, Internal, SessionTimedOut
 from fencepost_server.domain.model import Checkpoint, LeasedTask, Outcome, Payload, TaskKind
 from fencepost_server.engine.operations import ALREADY_DONE, LEASE_LOST, OK, Answer, Report, ReportKind
-from fencepost_server.session.frames import size_of, task_message
+from fencepost_server.session.frames import fill_task, size_of
 from fencepost_server.session.session import Session
 from fencepost_server.store.tasks import Lease
 from fencepost_server.wire.payloads import payload_of_text
@@ -156,6 +156,12 @@ def test_a_failure_whose_checkpoint_is_no_good_is_refused_and_its_lease_stays() 
 
 
 # Tasks
+
+
+def task_message(task: LeasedTask) -> pb.Task:
+    message = pb.Task()
+    fill_task(message, task)
+    return message
 
 
 def test_a_task_says_what_was_saved_and_of_an_undo_what_it_undoes() -> None:
