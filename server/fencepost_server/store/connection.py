@@ -90,11 +90,15 @@ async def _check(connection: Connection) -> None:
 
 async def connect(config: Config) -> Connection:
     """A connection of the caller's own. Raises what ``is_away`` knows when the database can't be reached."""
-    options = _options(config)
-    async with asyncio.timeout(options["connect_timeout"] * _hosts(config.dsn) + 1):
-        connection = await Connection.connect(config.dsn, **options)
+    connection = await opened(config.dsn, _options(config))
     await _configure(connection, config)
     return connection
+
+
+async def opened(dsn: str, options: dict[str, Any]) -> Connection:
+    """A connection as it comes, within the options' ``connect_timeout`` for each server that the string names."""
+    async with asyncio.timeout(options["connect_timeout"] * _hosts(dsn) + 1):
+        return await Connection.connect(dsn, **options)
 
 
 def _hosts(dsn: str) -> int:

@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator
 import psycopg
 
 from fencepost_server.config import Config
-from fencepost_server.store.connection import limited, through_pooler
+from fencepost_server.store.connection import limited, opened, through_pooler
 from fencepost_server.store.errors import unavailable
-from fencepost_server.store.pipeline import Connection
 
 log = logging.getLogger("fencepost.listen")
 
@@ -31,17 +30,16 @@ async def listen(config: Config) -> AsyncIterator[str]:
 
 
 async def _listen(config: Config) -> AsyncIterator[str]:
-    connection = await Connection.connect(
-        config.listen_dsn,
-        autocommit=True,
-        connect_timeout=max(2, round(config.connect_timeout)),
-        application_name="fencepost listener",
-        keepalives_idle=5,
-        keepalives_interval=2,
-        keepalives_count=3,
-        tcp_user_timeout=10_000,
-    )
-    async with connection:
+    options = {
+        "autocommit": True,
+        "connect_timeout": max(2, round(config.connect_timeout)),
+        "application_name": "fencepost listener",
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 10_000,
+    }
+    async with await opened(config.listen_dsn, options) as connection:
         with limited(connection, config.batch_timeout):
             if await through_pooler(connection):
                 log.warning("listen_dsn leads through a pooler: in transaction mode it loses all notifications")

@@ -27,6 +27,8 @@ SIZE = 400 << 20
 FULL = 6.0
 TIMES, EVERY = 2, 12.0
 PIECE = 1 << 20
+_TABLE = "create table no_room as select repeat('x', 1000) from generate_series(1, 4096)"
+"""Four times what `fill` tries to take at once."""
 LEFT_OUT = "left out: nothing may be mounted here"
 SETTINGS = {"min_wal_size": "32MB", "max_wal_size": "64MB"}
 
@@ -70,11 +72,24 @@ async def fill_disk(played: Stage, fault: Fault) -> None:
     """
     filler = played.postgres.folder / "filler"
     end = asyncio.get_running_loop().time() + FULL
+    refused = False
     while asyncio.get_running_loop().time() < end:
         await asyncio.to_thread(fill, filler)
+        refused = refused or await _refuses(played)
         await paced(0.1)
     filler.unlink()
+    assert refused, "the database had room all the time"
     await eventually(lambda: _has_recovered(played), 60.0, interval=0.1)
+
+
+async def _refuses(played: Stage) -> bool:
+    """Whether the database takes nothing more: it says that there is no room, or has ended for want of it."""
+    try:
+        await fetch(played.dsn, _TABLE)
+    except psycopg.OperationalError:  # DiskFull is one
+        return True
+    await fetch(played.dsn, "drop table no_room")
+    return False
 
 
 async def _has_recovered(played: Stage) -> bool:
