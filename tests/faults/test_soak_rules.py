@@ -163,6 +163,22 @@ def test_a_process_that_had_ended_before_a_fault_came_to_it_is_told(python_proce
     assert "it has ended with 3" in stage.ended[0]
 
 
+def test_an_error_that_a_process_tells_of_is_a_fault_of_it_and_a_warning_is_none() -> None:
+    server = [
+        '{"time": "2030-01-01 00:00:00,000", "level": "warning", "logger": "fencepost.lane", "message": "an error"}',
+        '{"time": "2030-01-01 00:00:00,001", "level": "error", "logger": "fencepost.lane", "message": "incident 1"}',
+        '{"event": "serving", "level": 1}',
+    ]
+    worker = [
+        "2030-01-01 00:00:00,000 WARNING fencepost.worker step a failed: ERROR",
+        "2030-01-01 00:00:00,001 CRITICAL fencepost.worker a run holds up every workflow",
+        "  ERROR in a traceback",
+    ]
+    found = soaking.errors_told({"server-0.log": "\n".join(server), "worker-0.log": "\n".join(worker)})
+    assert [finding.rule for finding in found] == [Rule.FAULT, Rule.FAULT]
+    assert [finding.text for finding in found] == [f"server-0.log: {server[1]}", f"worker-0.log: {worker[1]}"]
+
+
 async def test_a_program_whose_caller_gets_no_answer_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its run may have ended, or none may be there: the tables say nothing of it."""
 

@@ -17,6 +17,7 @@ class Rule(Enum):
     EFFECTS = "effects, or how a run ended, are not what they must be"
     SCHEDULE = "a schedule has not fired once at each of its times"
     LEVELS = "a server's memory or descriptors have grown"
+    FAULT = "a process has told of an error that no fault from outside explains"
     BOUND = "a recovery has taken longer than it may"
 
 

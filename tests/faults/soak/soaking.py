@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import re
 import time
 from collections import Counter
@@ -30,6 +31,9 @@ from tests.fixtures.waiting import paced
 
 AT_ONCE = 24
 MOST_STORIES = 20
+MOST_ERRORS = 20
+_ERROR = re.compile(r'^(?:\{.*"level": "(?:error|critical)"|\S+ \S+ (?:ERROR|CRITICAL) ).*$', re.MULTILINE)
+"""A line of a server's log, or of a worker's."""
 _RUN_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 Part = Callable[[], Coroutine[Any, Any, None]]
 QUIET = 150.0
@@ -72,6 +76,7 @@ async def soak(
     try:
         await play(load, (watcher.watch, levels.watch), partial(conductor.run, plan, every))
         report.findings = [*_ended_by_themselves(stage), *_unanswered(load), *await _check(stage, load.acked)]
+        report.findings += errors_told(logs(stage))
         report.stories = await _stories(stage, report.findings)
     finally:
         await watcher.close()
@@ -99,6 +104,17 @@ def _ended_by_themselves(stage: Stage) -> list[Finding]:
     for process in (*stage.workers, *stage.servers):
         stage.note_end(process)
     return [Finding(Rule.STUCK, text) for text in stage.ended]
+
+
+def errors_told(logs: Mapping[str, str]) -> list[Finding]:
+    """What comes from outside is no error of a server or worker: they wait for the database, or warn of it.
+    So each of these is a fault of the product, though nothing may have come of it.
+    """
+    return [
+        Finding(Rule.FAULT, f"{name}: {line[0][:500]}")
+        for name, text in logs.items()
+        for line in itertools.islice(_ERROR.finditer(text), MOST_ERRORS)
+    ]
 
 
 def _unanswered(load: Load) -> list[Finding]:
