@@ -160,7 +160,7 @@ def test_what_is_not_installed_is_named_with_what_to_install(tmp_path: Path) -> 
         "utf-8",
     )
     printed = run_python("try_it.py", folder=tmp_path)
-    assert re.search(r"not installed: pip install 'fencepost\[testing\]'", printed)
+    assert re.search(r"not installed: in a checkout: pip install \./worker_sdk/python '\./server\[dev\]'", printed)
 
 
 def test_a_server_that_nobody_stopped_goes_with_its_process(tmp_path: Path) -> None:

@@ -22,6 +22,19 @@ def test_no_address_is_refused(text: str) -> None:
         Targets(text)
 
 
+@pytest.mark.parametrize("text", ["localhost", "a:1, b", "10.0.0.1", "http://127.0.0.1:7654", "https://a"])
+def test_an_address_without_a_port_or_with_a_scheme_of_the_web_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="say host:port"):
+        Targets(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["[::1]:7654", "unix:/run/fencepost.sock", "dns:///fencepost:7654", "xds:///fencepost"]
+)
+def test_names_that_grpc_resolves_are_taken(text: str) -> None:
+    assert Targets(text).current == text
+
+
 def test_delays_are_random_below_a_limit_that_doubles_up_to_the_most() -> None:
     backoff = Backoff(0.05, 5.0, chance=lambda: 1.0)
     assert [backoff.next() for _ in range(9)] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]

@@ -87,6 +87,18 @@ def test_what_is_asked_for_no_more_is_told_exactly(before: str) -> None:
     assert caught.value.message == f"op 1: history has {before}, code asks for nothing"
 
 
+def test_what_the_function_raised_before_it_came_so_far_is_told_with_the_difference() -> None:
+    async def raises(ctx: WorkflowContext) -> None:
+        raise KeyError("nmae")
+
+    story = decided(code(asking(ASKS["step charge"]))).story
+    with pytest.raises(NondeterminismError) as caught:
+        replayed(code(raises), story)
+    asked = "op 1: history has step charge, code asks for nothing"
+    assert caught.value.message == f"{asked}: it has failed with KeyError: 'nmae'"
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
 @pytest.mark.parametrize("after", [ask for ask in ASKS if not ask.startswith("local")])
 def test_what_the_history_lacks_is_told_exactly(after: str) -> None:
     story = decided(code(asking(ASKS["local step charge"]))).story

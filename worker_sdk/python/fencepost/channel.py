@@ -6,6 +6,7 @@ Shared by worker and client.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,15 +16,22 @@ KEEPALIVE_SECONDS = 20.0
 KEEPALIVE_TIMEOUT_SECONDS = 10.0
 # Room for what surrounds payloads in a message.
 MESSAGE_SLACK = 1 << 20
+_PORT = re.compile(r":[0-9]+$")
 
 
 class Targets:
-    """The addresses of equal servers, tried in turn. Raises ValueError for text without an address."""
+    """The addresses of equal servers, tried in turn. Raises ValueError for text without one, or that names no port."""
 
     def __init__(self, text: str) -> None:
         self._addresses = [part.strip() for part in text.split(",") if part.strip()]
         if not self._addresses:
             raise ValueError(f"no address in {text!r}; say for example 127.0.0.1:7654")
+        for address in self._addresses:
+            # gRPC would take these for a host's port 443, or for a host's name, and try for ever.
+            if address.startswith(("http://", "https://")):
+                raise ValueError(f"{address!r} is a URL; say host:port, for example 127.0.0.1:7654")
+            if ":///" not in address and not address.startswith("unix:") and not _PORT.search(address):
+                raise ValueError(f"{address!r} has no port; say host:port, for example 127.0.0.1:7654")
         self._index = 0
 
     @property

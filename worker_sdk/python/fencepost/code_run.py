@@ -140,9 +140,19 @@ class CodeRun:
         if more:
             return
         events, self._kept = self._kept, []
-        self._feed(events)
+        try:
+            self._feed(events)
+        except NondeterminismError as error:
+            raise self._with_failure(error) from self._error
         if not self._fails:
             self.book.check_complete()
+
+    def _with_failure(self, error: NondeterminismError) -> NondeterminismError:
+        """The difference, with what the function has raised before it came so far: most often that is the cause."""
+        failure = self._end[2] if self._end is not None else None
+        if failure is None:
+            return error
+        return NondeterminismError(f"{error.message}: it has failed with {failure.code}: {failure.message}")
 
     def _feed(self, events: Iterable[run_pb2.Event]) -> None:
         told = [(event, event.WhichOneof("kind")) for event in events]

@@ -382,7 +382,7 @@ class Decider:
 
     def _block(self, entry: RunEntry, lease: DecideLease, error: NondeterminismError) -> None:
         """The code can't go on with the history: nothing but that is written."""
-        logger.error("%s can't go on: %s", entry, error.message)
+        logger.error("%s can't go on: %s", entry, error.message, exc_info=error.__cause__)
         item = pb.AdvanceItem()
         fill_ref(item.task, lease)
         entry.run.blocked(error).fill(item)

@@ -47,6 +47,8 @@ class Workflow(Generic[P, R]):
         local_names: Mapping[str, Any] | None = None,
     ) -> None:
         for what, text in (("id", workflow_id), ("compatibility_id", compatibility_id), ("queue", queue)):
+            if not isinstance(text, str):
+                raise TypeError(f"a workflow's {what} is text, not {text!r}")
             if not text or len(text) > MAX_NAME:
                 raise ValueError(f"a workflow's {what} has 1 to {MAX_NAME} characters, not {len(text)}")
         self.function = function

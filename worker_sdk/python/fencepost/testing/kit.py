@@ -45,7 +45,7 @@ def load() -> Process:
             raise
         raise KitMissing(
             "the test kit runs a Fencepost server in this process, and that is not installed: "
-            "pip install 'fencepost[testing]'"
+            "in a checkout: pip install ./worker_sdk/python './server[dev]'"
         ) from error
     return shared()
 
