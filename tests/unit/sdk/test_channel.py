@@ -29,7 +29,8 @@ def test_an_address_without_a_port_or_with_a_scheme_of_the_web_is_refused(text: 
 
 
 @pytest.mark.parametrize(
-    "text", ["[::1]:7654", "unix:/run/fencepost.sock", "dns:///fencepost:7654", "xds:///fencepost"]
+    "text",
+    ["[::1]:7654", "unix:/run/fencepost.sock", "unix-abstract:fencepost", "dns:///fencepost:7654", "xds:///fencepost"],
 )
 def test_names_that_grpc_resolves_are_taken(text: str) -> None:
     assert Targets(text).current == text

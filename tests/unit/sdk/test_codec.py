@@ -47,6 +47,33 @@ class Price(pydantic.BaseModel):
     currency: str = pydantic.Field(alias="cur")
 
 
+@dataclasses.dataclass(frozen=True)
+class Ticket:
+    id: str
+    priority: int = 3
+    parent: Ticket | None = None
+    tags: list[str] = dataclasses.field(default_factory=list)
+
+
+class Envelope(msgspec.Struct):
+    tickets: dict[str, list[Ticket]]
+
+
+@dataclasses.dataclass
+class Basket:
+    price: Price
+    others: list[Price] | None = None
+
+
+class Nothing:
+    pass
+
+
+@dataclasses.dataclass
+class Vague:
+    what: list[Nothing | None]
+
+
 class Colour(enum.Enum):
     RED = "red"
 
@@ -260,6 +287,38 @@ def test_a_type_that_no_json_becomes_is_refused_when_it_is_declared() -> None:
 
     with pytest.raises(TypeError, match="Opaque"):
         codec_for(Opaque)
+
+
+@pytest.mark.parametrize(
+    ("declared", "made", "text"),
+    [
+        (Ticket, Ticket("a"), '{"id":"a"}'),
+        (Ticket, Ticket("a", parent=Ticket("b")), '{"id":"a","parent":{"id":"b"}}'),
+        (list[Ticket], [Ticket("a", 4)], '[{"id":"a","priority":4}]'),
+        (Envelope, Envelope({"x": [Ticket("a")]}), '{"tickets":{"x":[{"id":"a"}]}}'),
+    ],
+)
+def test_what_was_decoded_is_encoded_like_what_was_constructed(declared: Any, made: object, text: str) -> None:
+    """With the defaults of its fields: whoever gets it next may have none."""
+    decoded = codec_for(declared).decode(Value(json=text))
+    assert decoded == made
+    assert encode(decoded) == encode(made)
+    assert "priority" in (encode(decoded).json or "")
+
+
+def test_models_of_pydantic_may_be_inside_of_other_classes() -> None:
+    price = Price(amount=decimal.Decimal("1.50"), cur="EUR")
+    basket = codec_for(Basket).decode(Value(json='{"price":{"amount":"1.50","cur":"EUR"},"others":[]}'))
+    assert basket == Basket(price, [])
+    assert codec_for(Basket).decode(encode(Basket(price, [price]))) == Basket(price, [price])
+    with pytest.raises(NotDecodable, match=r"(?s)cur.*\$\.price"):
+        codec_for(Basket).decode(Value(json='{"price":{"amount":"1.50"}}'))
+
+
+def test_a_class_that_no_json_becomes_is_refused_inside_of_others_too() -> None:
+    with pytest.raises(TypeError, match="JSON can't be converted to Nothing, which Vague mentions"):
+        codec_for(Vague)
+    assert codec_for(dict[str, object]).decode(Value(json='{"a":[1]}')) == {"a": [1]}
 
 
 def test_a_value_passes_untouched() -> None:

@@ -30,7 +30,11 @@ class Targets:
             # gRPC would take these for a host's port 443, or for a host's name, and try for ever.
             if address.startswith(("http://", "https://")):
                 raise ValueError(f"{address!r} is a URL; say host:port, for example 127.0.0.1:7654")
-            if ":///" not in address and not address.startswith("unix:") and not _PORT.search(address):
+            if (
+                ":///" not in address
+                and not address.startswith(("unix:", "unix-abstract:"))
+                and not _PORT.search(address)
+            ):
                 raise ValueError(f"{address!r} has no port; say host:port, for example 127.0.0.1:7654")
         self._index = 0
 

@@ -12,8 +12,8 @@ What a payload may be made from, and what becomes of it:
 - never: NaN, infinities, cycles, lone surrogates, any other class.
 
 JSON to Python: without a type, plain values with exact integers; with one, `msgspec`'s strict conversion (no
-text becomes a number), or pydantic's where the type is one of pydantic's. Fields that the type does not know
-are ignored. A JSON number that no Python float can hold is refused, unless its type is Decimal.
+text becomes a number), or pydantic's where the type is one of pydantic's, also inside the others. Fields that the
+type does not know are ignored. A JSON number that no Python float can hold is refused, unless its type is Decimal.
 
 Callers: the client, and the executor around every step. Nothing here does I/O.
 """
@@ -29,9 +29,9 @@ import inspect
 import json
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, cast, get_args, get_type_hints, is_typeddict
+from typing import Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 import msgspec
 
@@ -202,10 +202,79 @@ def _reader(declared_type: Any) -> Callable[[str], Any]:
         return cast("Callable[[str], Any]", pydantic.TypeAdapter(declared_type).validate_json)
     if declared_type in (Any, object):
         return msgspec.json.Decoder().decode
-    kind = msgspec.inspect.type_info(declared_type)
-    if isinstance(kind, msgspec.inspect.CustomType):
-        raise TypeError(f"JSON can't be converted to {_name(declared_type)}")
-    return msgspec.json.Decoder(declared_type).decode
+    kinds = list(_kinds(msgspec.inspect.type_info(declared_type), set()))
+    for kind in kinds:
+        if isinstance(kind, msgspec.inspect.CustomType) and not _can_come_of_json(kind.cls):
+            where = "" if kind.cls is declared_type else f", which {_name(declared_type)} mentions"
+            raise TypeError(f"JSON can't be converted to {_name(kind.cls)}{where}")
+    decode: Callable[[str], Any] = msgspec.json.Decoder(declared_type, dec_hook=_decode_custom).decode
+    if any(isinstance(kind, msgspec.inspect.DataclassType) and _defaults(kind.cls) for kind in kinds):
+        return lambda text: _completed(decode(text))
+    return decode
+
+
+def _kinds(part: object, seen: set[int]) -> Iterator[msgspec.inspect.Type]:
+    """A type, and all that it mentions, those of its classes' fields too. They may mention each other."""
+    if isinstance(part, tuple):
+        for each in part:
+            yield from _kinds(each, seen)
+    elif isinstance(part, msgspec.inspect.Field):
+        yield from _kinds(part.type, seen)
+    elif isinstance(part, msgspec.inspect.Type) and id(part) not in seen:
+        seen.add(id(part))
+        yield part
+        for name in part.__struct_fields__:
+            yield from _kinds(getattr(part, name), seen)
+
+
+def _can_come_of_json(cls: Any) -> bool:
+    """Whether a class that msgspec does not know is a model of pydantic's, or plain values are instances of it."""
+    origin = get_origin(cls) or cls
+    plain_values = (dict, list, str, int, float, type(None))
+    return _mentions_pydantic(cls) or (isinstance(origin, type) and any(issubclass(t, origin) for t in plain_values))
+
+
+def _decode_custom(declared_type: Any, plain_value: object) -> Any:
+    """A model inside a class that msgspec reads: from JSON again, which models read otherwise than Python's values.
+    Anything else is what it is; msgspec sees whether it is an instance.
+    """
+    if _mentions_pydantic(declared_type):
+        return codec_for(declared_type)._decode_json(_write(plain_value))
+    return plain_value
+
+
+@functools.lru_cache(maxsize=1024)
+def _defaults(cls: Any) -> Mapping[str, Any]:
+    """The fields of a dataclass that its constructor sets to a plain default if they are not given."""
+    if not dataclasses.is_dataclass(cls) or "__slots__" in vars(get_origin(cls) or cls):
+        return {}
+    fields = dataclasses.fields(cls)
+    return {field.name: field.default for field in fields if field.init and field.default is not dataclasses.MISSING}
+
+
+def _completed(value: T) -> T:
+    """Give the dataclasses in a value the defaults that the JSON left out, as their constructors do: msgspec leaves
+    these to the attributes of the class, and then does not see them when it encodes the same instance.
+    """
+    waiting: list[Any] = [value]
+    seen: set[int] = set()
+    while waiting:
+        part = waiting.pop()
+        if part is None or isinstance(part, (str, int, float)) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, dict):
+            waiting.extend(part.values())
+        elif isinstance(part, list | tuple | set | frozenset):
+            waiting.extend(part)
+        elif isinstance(part, msgspec.Struct):
+            waiting.extend(getattr(part, name) for name in part.__struct_fields__)
+        elif dataclasses.is_dataclass(part):
+            cls: Any = type(part)
+            for name, default in _defaults(cls).items():
+                vars(part).setdefault(name, default)
+            waiting.extend(getattr(part, field.name, None) for field in dataclasses.fields(part))
+    return value
 
 
 def _mentions(declared_type: Any, wanted: tuple[type, ...], seen: tuple[Any, ...] = ()) -> bool:
