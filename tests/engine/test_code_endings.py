@@ -12,6 +12,7 @@ from fencepost.v1 import run_pb2, run_service_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from tests.engine.code import (
     AS_NEW,
+    CODE,
     CONTINUE,
     FAIL,
     Code,
@@ -28,7 +29,7 @@ from tests.engine.code import (
 from tests.engine.flows import PERMANENT, OpenScene, given, state_of, step, value_of, workflow
 from tests.engine.rows import execute, fetch
 from tests.fixtures.api import DEADLINE
-from tests.fixtures.raw_worker import LEASE_LOST, REFUSED
+from tests.fixtures.raw_worker import LEASE_LOST, REFUSED, RawWorker
 from tests.fixtures.refusals import decode
 
 
@@ -351,3 +352,22 @@ async def test_wake_ups_at_once_stay_within_a_sessions_capacity(code: Code) -> N
         ]
         await first.complete()
         ended += 1
+
+
+async def test_an_undo_that_an_advance_begins_needs_room_for_a_step(code: Code) -> None:
+    """The slot of the run, which its worker has free again, is none for a step."""
+    await code.decider.goodbye()
+    address = code.scene.server.grpc_address
+    both = RawWorker(address, handlers=["undo-a"], capacity=0, workflows=[CODE], workflow_capacity=1)
+    await both.connect()
+    await code.start()
+    run = await code.take(both)
+    await run.advance(call(1, "a", undo={"step": "undo-a"}), outcome=CONTINUE)
+    await code.scene.do("a")
+    await code.scene.worker.goodbye()
+    while (await run.fail()).advance.kept:
+        pass
+    assert await fetch(code.scene.dsn, "select count(*) from task where lease_session is not null") == [(0,)]
+    await both.capacity(1)
+    assert (await both.task()).handler == "undo-a"
+    await both.close()

@@ -146,10 +146,8 @@ def _schedule(ctx: RunContext, step: ScheduleStep, opens: _Opens) -> int:
     detail = {"op": step.op, "node": step.handler, "handler": step.handler, "queue": work.queue,
               "input_hash": step.input_hash.hex(), "options": step.options}  # fmt: skip
     seq = ctx.event(EventType.STEP_SCHEDULED, payload=step.input, detail=detail)
-    report, ctx.report = ctx.report, None  # the slot of a DECIDE task is none for a step
     value = Value(seq, step.input.size, step.input)
     offering.offer(ctx, node, work, seq, value, TaskExtra(plan=plan), at_once=opens.stays)
-    ctx.report = report
     steps.start_timeouts(ctx, node, seq, TOP)
     return seq
 

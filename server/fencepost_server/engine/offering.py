@@ -7,7 +7,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from fencepost_server.domain.graph import GraphNode, Work
-from fencepost_server.domain.model import PARKED_UNTIL, LeasedTask, Payload, TaskRow, next_token
+from fencepost_server.domain.model import DECIDE_TASK, PARKED_UNTIL, LeasedTask, Payload, TaskRow, next_token
 from fencepost_server.domain.rows import TaskExtra
 from fencepost_server.engine.changes import NewTask
 from fencepost_server.engine.context import RunContext, Value
@@ -75,10 +75,11 @@ def park_until_resumed(row: TaskRow) -> None:
 
 def _taking(ctx: RunContext, work: Work) -> tuple[WorkerSession, int, int] | None:
     """The session that takes a new task at once, how many tasks in a row its slot gets so, and the last frame that it
-    sent: whoever has reported, once, because a report frees one slot; or, if nobody has, one that waits for work.
+    sent: whoever has reported, once, because a report frees one slot; or, if nobody has, one that waits for work. The
+    slot of a DECIDE task is none for a step.
     """
     report = ctx.report
-    if report is None:
+    if report is None or report.task_id == DECIDE_TASK:
         waiting = ctx.env.taker(ctx.run, work.queue, work.handler)
         return None if waiting is None else (waiting, 1, waiting.last_frame())
     if ctx.took_slot:
