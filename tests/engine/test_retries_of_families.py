@@ -8,7 +8,7 @@ import pytest
 
 from fencepost.v1 import run_pb2
 from fencepost_server.engine import children
-from tests.engine.code import CONTINUE, FAIL, Code, call
+from tests.engine.code import CONTINUE, FAIL, Code, call, cancel
 from tests.engine.code import child as start_child
 from tests.engine.flows import PERMANENT, OpenScene, Scene, given, state_of, step, workflow
 from tests.engine.rows import count
@@ -117,6 +117,42 @@ async def test_a_child_of_a_code_run_that_never_began_is_begun_although_the_retr
         told |= set(run.kinds())
     [ended] = await scene.events(run_id, "child_ended")
     assert ended.state == run_pb2.RUN_STATE_COMPLETED
+
+
+@pytest.mark.parametrize("told_before", [True, False])
+async def test_a_child_that_its_function_had_cancelled_before_it_began_is_not_begun_by_a_retry(
+    code: Code, told_before: bool
+) -> None:
+    """Its start came when the run had failed, and with it the word that it should end, which found nobody."""
+    scene = code.scene
+    outbox = scene.server.app.engine.outbox
+    await scene.api.register(workflow(step("b"), workflow_id="child"))
+    async with asleep(outbox.loop):
+        run = await code.begin(start_child(1, "child", on_parent_end="abandon"), outcome=CONTINUE)
+        run_id = run.task.task.run_id
+        await run.advance(cancel(1, run.seq), outcome=CONTINUE)
+        await run.advance(outcome=FAIL, failure=run_pb2.Failure(kind=PERMANENT, code="BUG", message="x"))
+        assert state_of(await scene.api.wait(run_id)) == "FAILED"
+        await refuse_the_start(scene)
+        if told_before:
+            outbox.wake()
+            await outbox.run_once()
+            await eventually(lambda: nothing_on_its_way(scene), 30)
+        await scene.call("Retry", run_id)
+    run = await code.take()
+    await run.wait()
+    if "child_ended" not in run.kinds():
+        run = await code.again(run)
+    assert "child_ended" in run.kinds()
+    [ended] = await scene.events(run_id, "child_ended")
+    assert ended.state == run_pb2.RUN_STATE_CANCELLED
+    assert await scene.api.list_all(parent_run_id=run_id) == []
+
+
+async def nothing_on_its_way(scene: Scene) -> bool:
+    """All that runs had to tell each other is told."""
+    assert await count(scene.dsn, "message") == 0
+    return True
 
 
 async def test_a_run_that_fails_again_at_once_waits_for_the_child_that_it_has_begun_anew(open_scene: OpenScene) -> None:

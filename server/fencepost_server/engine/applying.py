@@ -32,7 +32,7 @@ from fencepost_server.domain.violation import Violation
 from fencepost_server.engine import children, ending, offering, steps, undoing
 from fencepost_server.engine.context import RunContext, Value
 from fencepost_server.engine.local_steps import detail_of
-from fencepost_server.engine.operations import Answer, MessageKind
+from fencepost_server.engine.operations import Answer
 
 _MAX_ATTRIBUTES = 32
 _GOES_ON = (AdvanceOutcome.CONTINUE, AdvanceOutcome.WAIT)
@@ -229,7 +229,7 @@ async def _cancel(ctx: RunContext, command: CancelOp, begun: dict[int, int], ope
             ending.step_over(ctx, ctx.node(0, extra.plan), seq, task, extra, keep=False)
         return seq
     if (child := opens.children.pop(of_seq, None)) is not None:
-        ctx.send(child.child_run_id, MessageKind.CANCEL_CHILD, child.seq, {"parent_seq": child.seq})
+        children.cancel(ctx, child)
         return seq
     ctx.changes.rows.add("delete_timer", run_id, of_seq, TimerKind.SLEEP)
     ctx.changes.rows.add("delete_timer", run_id, of_seq, TimerKind.SIGNAL_TIMEOUT)

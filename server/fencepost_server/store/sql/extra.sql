@@ -442,6 +442,11 @@ on conflict on constraint output_pkey do update set seq = excluded.seq;
 insert into child (run_id, seq, child_run_id, place)
 select a, b, c, d::json from unnest(%(a)s, %(b)s, %(c)s, %(d)s) u(a, b, c, d);
 
+-- name: update_child
+-- Where it is has something more to tell. index: child_pkey
+update child c set place = k.c::json from unnest(%(a)s, %(b)s, %(c)s) k(a, b, c)
+where c.run_id = any(%(a)s) and c.run_id = k.a and c.seq = k.b;
+
 -- name: delete_child
 -- index: child_pkey
 delete from child c using unnest(%(a)s, %(b)s) k(a, b) where c.run_id = any(%(a)s) and c.run_id = k.a and c.seq = k.b;
