@@ -4,6 +4,7 @@ waits for work; or ready for a claim.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from fencepost_server.domain.graph import GraphNode, Work
@@ -93,6 +94,7 @@ def _taking(ctx: RunContext, work: Work) -> tuple[WorkerSession, int, int] | Non
 
 def lease(ctx: RunContext, row: TaskRow, session_id: str) -> None:
     """The first attempt at a new task is that session's."""
+    ctx.leased[row.task_id] = row.token
     row.attempt = 1
     row.token = next_token(row.token, ctx.env.epoch)
     row.lease_session = session_id
@@ -101,6 +103,22 @@ def lease(ctx: RunContext, row: TaskRow, session_id: str) -> None:
         row.attempt_deadline_at = ctx.now + timedelta(milliseconds=row.timeout_ms)
         lease_ms = min(lease_ms, row.timeout_ms)
     row.lease_expires_at = ctx.now + timedelta(milliseconds=lease_ms)
+
+
+def take_back(ctx: RunContext, tasks: Sequence[TaskRow]) -> None:
+    """These are stopped. Those that this very batch has leased nobody has been told of: nobody had them."""
+    untold = {task.task_id: task for task in tasks if task.task_id in ctx.leased}
+    if not untold:
+        return
+    run_id = ctx.run.run_id
+    ctx.changes.leased = [
+        (session, leased)
+        for session, leased in ctx.changes.leased
+        if leased.run_id != run_id or leased.task_id not in untold
+    ]
+    for task_id, task in untold.items():
+        task.token, task.attempt = ctx.leased.pop(task_id), 0
+        task.lease_session = task.lease_expires_at = task.attempt_deadline_at = None
 
 
 def back_to_ready(ctx: RunContext, task: TaskRow, delay: float | None) -> None:
