@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+RAN_OUT = ("LEASE_EXPIRED", "ATTEMPT_TIMEOUT")
+"""Why a lease ends that its worker let run out. One that is there tells of an attempt whose time is up, too."""
 _UNANSWERED = 3
 
 
