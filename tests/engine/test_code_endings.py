@@ -263,6 +263,28 @@ async def test_a_function_that_acted_on_the_failure_cannot_be_retried(code: Code
     assert decode(refused.value).reason == "ILLEGAL_TRANSITION"
 
 
+async def test_a_step_that_has_completed_is_not_tried_again_for_a_failure_of_before(code: Code) -> None:
+    """I5, whatever a worker says that its function has let through."""
+    run = await code.begin(call(1, "a"))
+    run_id = run.task.task.run_id
+    await code.scene.worker.fail(await code.scene.worker.task(), PERMANENT)
+    run = await code.again(run)
+    failed_seq = run.seen[-1].seq
+    failure = run_pb2.Failure(kind=PERMANENT, code="X", message="let through")
+    await run.advance(outcome=FAIL, failure=failure, failed_seq=failed_seq)
+    assert state_of(await code.scene.api.wait(run_id)) == "FAILED"
+    await retry(code, run_id)
+    await code.scene.do("a")
+    run = await code.take()
+    while (await run.advance(outcome=FAIL, failure=failure, failed_seq=failed_seq)).advance.kept:
+        pass
+    assert state_of(await code.scene.api.wait(run_id)) == "FAILED"
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await retry(code, run_id)
+    assert decode(refused.value).reason == "ILLEGAL_TRANSITION"
+    await code.scene.worker.no_task()
+
+
 async def test_a_run_of_a_removed_definition_cannot_continue_as_new(code: Code) -> None:
     """I9: whichever comes first."""
     run_id = await code.start()
