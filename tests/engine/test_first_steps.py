@@ -100,6 +100,20 @@ async def test_what_waits_comes_before_what_starts(
     await worker.complete(held)
 
 
+async def test_of_runs_that_start_together_those_of_a_higher_priority_are_leased_first(open_scene: OpenScene) -> None:
+    scene = await open_scene(lanes=1)
+    await scene.api.register(manifest(nodes={"n1": {"step": "a"}}))
+    await scene.worker.capacity(1)
+    starts = [scene.api.start_request(priority=priority) for priority in (5, 4, 1, 4)]
+    runs = [each.started.run_id for each in await scene.api.start_many(starts)]
+    order = []
+    for _ in runs:
+        task = await scene.task("a")
+        order.append(runs.index(task.task.run_id))
+        await scene.complete(task)
+    assert order == [2, 1, 3, 0]
+
+
 async def test_a_server_that_drains_hands_no_run_on(
     server: InProcessServer, api: Api, connect_worker: ConnectWorker
 ) -> None:
