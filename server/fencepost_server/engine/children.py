@@ -179,9 +179,13 @@ async def _begin_anew(ctx: RunContext, child: ChildRow) -> None:
 
 
 async def _last_of_chain(ctx: RunContext, run_id: str) -> tuple[str, Rows]:
-    """The run that a child has become, by continuing as new, and its row of the statement run_state."""
+    """The run that a child has become, by continuing as new, and its row of the statement run_state. Those before it,
+    even the first, may be kept no more.
+    """
+    for (newest,) in await ctx.read("chain_end", run_id):
+        run_id = newest
     found = await ctx.read("run_state", run_id)
-    for _ in range(_MAX_HOPS):
+    for _ in range(_MAX_HOPS):  # the newest is the last, unless the database's clock was put back
         if not found or found[0][0] != RunState.CONTINUED or not found[0][3]:
             break
         next_run = Control.from_json(found[0][3]).next_run
