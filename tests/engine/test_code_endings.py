@@ -12,6 +12,7 @@ from fencepost.v1 import run_pb2, run_service_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from tests.engine.code import (
     AS_NEW,
+    CODE,
     CONTINUE,
     FAIL,
     Code,
@@ -28,7 +29,7 @@ from tests.engine.code import (
 from tests.engine.flows import PERMANENT, OpenScene, given, state_of, step, value_of, workflow
 from tests.engine.rows import execute, fetch
 from tests.fixtures.api import DEADLINE
-from tests.fixtures.raw_worker import LEASE_LOST, REFUSED
+from tests.fixtures.raw_worker import LEASE_LOST, REFUSED, RawWorker
 from tests.fixtures.refusals import decode
 
 
@@ -262,6 +263,28 @@ async def test_a_function_that_acted_on_the_failure_cannot_be_retried(code: Code
     assert decode(refused.value).reason == "ILLEGAL_TRANSITION"
 
 
+async def test_a_step_that_has_completed_is_not_tried_again_for_a_failure_of_before(code: Code) -> None:
+    """I5, whatever a worker says that its function has let through."""
+    run = await code.begin(call(1, "a"))
+    run_id = run.task.task.run_id
+    await code.scene.worker.fail(await code.scene.worker.task(), PERMANENT)
+    run = await code.again(run)
+    failed_seq = run.seen[-1].seq
+    failure = run_pb2.Failure(kind=PERMANENT, code="X", message="let through")
+    await run.advance(outcome=FAIL, failure=failure, failed_seq=failed_seq)
+    assert state_of(await code.scene.api.wait(run_id)) == "FAILED"
+    await retry(code, run_id)
+    await code.scene.do("a")
+    run = await code.take()
+    while (await run.advance(outcome=FAIL, failure=failure, failed_seq=failed_seq)).advance.kept:
+        pass
+    assert state_of(await code.scene.api.wait(run_id)) == "FAILED"
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await retry(code, run_id)
+    assert decode(refused.value).reason == "ILLEGAL_TRANSITION"
+    await code.scene.worker.no_task()
+
+
 async def test_a_run_of_a_removed_definition_cannot_continue_as_new(code: Code) -> None:
     """I9: whichever comes first."""
     run_id = await code.start()
@@ -351,3 +374,22 @@ async def test_wake_ups_at_once_stay_within_a_sessions_capacity(code: Code) -> N
         ]
         await first.complete()
         ended += 1
+
+
+async def test_an_undo_that_an_advance_begins_needs_room_for_a_step(code: Code) -> None:
+    """The slot of the run, which its worker has free again, is none for a step."""
+    await code.decider.goodbye()
+    address = code.scene.server.grpc_address
+    both = RawWorker(address, handlers=["undo-a"], capacity=0, workflows=[CODE], workflow_capacity=1)
+    await both.connect()
+    await code.start()
+    run = await code.take(both)
+    await run.advance(call(1, "a", undo={"step": "undo-a"}), outcome=CONTINUE)
+    await code.scene.do("a")
+    await code.scene.worker.goodbye()
+    while (await run.fail()).advance.kept:
+        pass
+    assert await fetch(code.scene.dsn, "select count(*) from task where lease_session is not null") == [(0,)]
+    await both.capacity(1)
+    assert (await both.task()).handler == "undo-a"
+    await both.close()

@@ -39,6 +39,29 @@ async def test_of_failed_runs_with_one_key_that_are_retried_in_one_batch_one_goe
     await scene.no_task()
 
 
+async def test_a_run_that_is_retried_in_the_batch_in_which_it_fails_keeps_its_key(open_scene: OpenScene) -> None:
+    """As when an operator asks again and again for one that fails again and again."""
+    scene = await open_scene(lanes=1, lock_timeout=5.0)
+    await scene.api.register(workflow({"id": "wait", "wait_signal": "go"}, workflow_id="other"))
+    await scene.api.register(workflow(step("a")))
+    other = await scene.start(workflow_id="other")
+    run_id = await scene.start(dedupe_key="k")
+    a = await scene.task("a")
+    lane = scene.server.app.engine.lanes[0]
+    async with holding(scene.dsn, HOLD, [other]):
+        signalling = asyncio.create_task(scene.signal(other, "x"))
+        await until_blocked(scene.dsn)
+        failing = asyncio.create_task(scene.fail(a))
+        await eventually(lambda: lane.depth == 1)
+        retrying = asyncio.create_task(_retry(scene, run_id))
+        await eventually(lambda: lane.depth == 2)
+    await asyncio.gather(signalling, failing)
+    assert await retrying == "RUNNING"
+    assert await scene.start(dedupe_key="k") == run_id, "it holds the key"
+    await scene.do("a")
+    await scene.output(run_id)
+
+
 async def _failed_runs(scene: Scene) -> list[str]:
     await scene.api.register(workflow(step("a")))
     runs = []

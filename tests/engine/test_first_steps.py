@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 
+from fencepost.v1 import worker_service_pb2 as pb
 from fencepost_server.store import tasks as stored_tasks
-from tests.engine.code import COMPLETE, Code
+from tests.engine.code import COMPLETE, CONTINUE, Code, cancel, child
+from tests.engine.flows import OpenScene, Scene, state_of, step, workflow
 from tests.engine.rows import fetch
 from tests.faults.scene import asleep
 from tests.fixtures.api import Api
 from tests.fixtures.manifests import handler_names, manifest
 from tests.fixtures.raw_worker import OK, RawWorker, seconds
 from tests.fixtures.servers import InProcessServer
+from tests.fixtures.waiting import eventually
 
 ConnectWorker = Callable[..., Awaitable[RawWorker]]
 
@@ -97,6 +100,20 @@ async def test_what_waits_comes_before_what_starts(
     await worker.complete(held)
 
 
+async def test_of_runs_that_start_together_those_of_a_higher_priority_are_leased_first(open_scene: OpenScene) -> None:
+    scene = await open_scene(lanes=1)
+    await scene.api.register(manifest(nodes={"n1": {"step": "a"}}))
+    await scene.worker.capacity(1)
+    starts = [scene.api.start_request(priority=priority) for priority in (5, 4, 1, 4)]
+    runs = [each.started.run_id for each in await scene.api.start_many(starts)]
+    order = []
+    for _ in runs:
+        task = await scene.task("a")
+        order.append(runs.index(task.task.run_id))
+        await scene.complete(task)
+    assert order == [2, 1, 3, 0]
+
+
 async def test_a_server_that_drains_hands_no_run_on(
     server: InProcessServer, api: Api, connect_worker: ConnectWorker
 ) -> None:
@@ -123,3 +140,62 @@ async def test_a_function_that_begins_after_a_delay_is_told_how_its_run_started(
     await code.start(7, start_delay=seconds(0.05))
     run = await code.take()
     assert run.kinds()[0] == "run_started"
+
+
+@pytest.mark.parametrize("before", [[], [step("b")]], ids=["waiting", "reporting"])
+async def test_a_step_that_is_stopped_in_the_transaction_that_makes_it_is_given_to_nobody(
+    open_scene: OpenScene, before: list[dict[str, Any]]
+) -> None:
+    """Neither to a worker that waits nor to one that has reported: its run ends at once, nothing of it is to be undone
+    and all of it can be retried.
+    """
+    scene = await open_scene(cancel_grace=3600.0)
+    fails = {"id": "each", "map": {"over": "/items", "do": [step("c")]}}
+    both = {"id": "both", "parallel": [[step("a", undo={"undo_unfinished": True}, queue_timeout="1h")], [fails]]}
+    run_id = await scene.run(*before, both)
+    await scene.do(*(each["step"] for each in before))
+    assert (await scene.failure(run_id)).code == "INVALID_NODE_INPUT"
+    await scene.worker.sync()
+    assert scene.worker.unread(pb.Tasks) == scene.worker.unread(pb.Cancel) == []
+    kept = "select row #>> '{task,token}', row #>> '{task,attempt}' from stopped_task where task_id > 0"
+    assert await fetch(scene.dsn, kept) == [("0", "0")], "as if it had waited"
+    await scene.call("Retry", run_id)
+    assert (await scene.failure(run_id)).code == "INVALID_NODE_INPUT"
+
+
+async def test_a_child_that_is_told_to_end_with_the_word_to_begin_is_given_to_nobody(code: Code) -> None:
+    scene = code.scene
+    await scene.api.register(workflow(step("a"), workflow_id="child"))
+    async with asleep(scene.server.app.engine.outbox.loop):
+        run = await code.begin(child(1, "child"), outcome=CONTINUE)
+        await run.advance(cancel(1, run.seq), outcome=CONTINUE)
+    run_id = run.task.task.run_id
+    await eventually(lambda: ended(scene, run_id), 30)
+    assert scene.worker.unread(pb.Tasks) == []
+
+
+async def test_a_function_that_is_told_to_end_with_the_word_to_begin_hears_of_its_run_first(
+    code: Code, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may clean up, and so it is called."""
+    received, told = RawWorker._received, []
+
+    async def listening(worker: RawWorker, call: Any, response: pb.SessionResponse) -> None:
+        told.append(response.WhichOneof("frame"))
+        await received(worker, call, response)
+
+    monkeypatch.setattr(RawWorker, "_received", listening)
+    async with asleep(code.scene.server.app.engine.outbox.loop):
+        run = await code.begin(child(1, "code"), outcome=CONTINUE)
+        await run.advance(cancel(1, run.seq), outcome=CONTINUE)
+        told.clear()
+    called = await code.take()
+    events = await code.decider.next(pb.Events)
+    assert [each.task for each in events.runs] == [called.task.task]
+    assert [kind for kind in told if kind in ("tasks", "events")] == ["tasks", "events"]
+
+
+async def ended(scene: Scene, run_id: str) -> bool:
+    """The child of a run has."""
+    assert [state_of(run) for run in await scene.api.list_all(parent_run_id=run_id)] == ["CANCELLED"]
+    return True

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from fencepost.v1 import run_pb2
 from fencepost_server.engine import children
-from tests.engine.code import CONTINUE, FAIL, Code, call
+from fencepost_server.engine.retention import TURN, Retention
+from tests.engine.code import AS_NEW, CONTINUE, FAIL, Code, call, cancel, payload
 from tests.engine.code import child as start_child
 from tests.engine.flows import PERMANENT, OpenScene, Scene, given, state_of, step, workflow
-from tests.engine.rows import count
+from tests.engine.rows import count, execute
 from tests.faults.scene import asleep
 from tests.fixtures.waiting import eventually
 
@@ -117,6 +119,74 @@ async def test_a_child_of_a_code_run_that_never_began_is_begun_although_the_retr
         told |= set(run.kinds())
     [ended] = await scene.events(run_id, "child_ended")
     assert ended.state == run_pb2.RUN_STATE_COMPLETED
+
+
+@pytest.mark.parametrize("told_before", [True, False])
+async def test_a_child_that_its_function_had_cancelled_before_it_began_is_not_begun_by_a_retry(
+    code: Code, told_before: bool
+) -> None:
+    """Its start came when the run had failed, and with it the word that it should end, which found nobody."""
+    scene = code.scene
+    outbox = scene.server.app.engine.outbox
+    await scene.api.register(workflow(step("b"), workflow_id="child"))
+    async with asleep(outbox.loop):
+        run = await code.begin(start_child(1, "child", on_parent_end="abandon"), outcome=CONTINUE)
+        run_id = run.task.task.run_id
+        await run.advance(cancel(1, run.seq), outcome=CONTINUE)
+        await run.advance(outcome=FAIL, failure=run_pb2.Failure(kind=PERMANENT, code="BUG", message="x"))
+        assert state_of(await scene.api.wait(run_id)) == "FAILED"
+        await refuse_the_start(scene)
+        if told_before:
+            outbox.wake()
+            await outbox.run_once()
+            await eventually(lambda: nothing_on_its_way(scene), 30)
+        await scene.call("Retry", run_id)
+    run = await code.take()
+    await run.wait()
+    if "child_ended" not in run.kinds():
+        run = await code.again(run)
+    assert "child_ended" in run.kinds()
+    [ended] = await scene.events(run_id, "child_ended")
+    assert ended.state == run_pb2.RUN_STATE_CANCELLED
+    assert await scene.api.list_all(parent_run_id=run_id) == []
+
+
+@pytest.mark.parametrize("over", [False, True])
+async def test_a_child_that_has_continued_is_found_although_most_of_its_chain_is_deleted(
+    code: Code, over: bool
+) -> None:
+    """It is waited for, or its end is heard of: another one would do its work once more."""
+    scene = code.scene
+    run_id = await scene.run(branches(step("a"), child("k", "code", on_parent_end="abandon")))
+    for _ in range(2):
+        await (await code.take()).advance(outcome=AS_NEW, output=payload(1))
+    last = await code.take()
+    await scene.fail(await scene.task("a"))
+    await scene.failure(run_id)
+    if over:
+        await last.complete("K")
+        await eventually(lambda: nothing_on_its_way(scene), 30)
+    old = (
+        "update run set created_at = created_at - interval '9 d', ended_at = ended_at - interval '9 d' where state = 12"
+    )
+    assert await execute(scene.dsn, old) == 2
+    engine = scene.server.app.engine
+    retention = Retention(dataclasses.replace(engine.config, retention=8 * 86_400.0), engine.database)
+    while await retention.run_once() != TURN:
+        pass
+    assert await count(scene.dsn, "run", "state = 12") == (0 if over else 1)
+    await scene.call("Retry", run_id)
+    await scene.do("a", output="A")
+    if not over:
+        await last.complete("K")
+    assert await scene.output(run_id) == {"a": "A", "k": "K"}
+    assert len(await scene.events(run_id, "child_scheduled")) == 1
+
+
+async def nothing_on_its_way(scene: Scene) -> bool:
+    """All that runs had to tell each other is told."""
+    assert await count(scene.dsn, "message") == 0
+    return True
 
 
 async def test_a_run_that_fails_again_at_once_waits_for_the_child_that_it_has_begun_anew(open_scene: OpenScene) -> None:

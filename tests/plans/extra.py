@@ -39,6 +39,7 @@ EACH: dict[str, tuple[tuple[Any, ...], set[str]]] = {
     "child_on_its_way": (("00000000-0000-4000-8000-000000000001",), {"message_once"}),
     "update_scope": ((2, 2, 2, 2), {"scope_pkey"}),
     "update_undo": ((4, 2), {"undo_pkey"}),
+    "update_child": ((2, '{"node": 0}'), {"child_pkey"}),
     "cancel_task": ((2, NOW, "RUN_ENDED"), {"task_pkey"}),
     "restore_task": ((2, 1, None, None, None, 1), {"task_pkey"}),
     "save_checkpoint": ((2, 2, *NULL), {"task_pkey"}),

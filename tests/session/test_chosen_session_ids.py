@@ -10,7 +10,7 @@ import pytest
 from tests.engine.rows import fetch
 from tests.fixtures.api import Api
 from tests.fixtures.manifests import manifest
-from tests.fixtures.raw_worker import RawWorker, StreamEnded
+from tests.fixtures.raw_worker import OK, RawWorker, StreamEnded
 from tests.fixtures.servers import InProcessServer
 from tests.fixtures.waiting import eventually
 
@@ -76,3 +76,33 @@ async def test_whoever_names_the_session_of_another_takes_nothing_from_it(
     await api.start()
     await worker.complete(await worker.task())
     await worker.complete(task)
+
+
+async def test_an_id_that_is_among_those_of_former_sessions_is_refused(
+    server: InProcessServer, api: Api, connect_worker: Callable[..., Awaitable[RawWorker]], dsn: str
+) -> None:
+    """What it holds would have moved to the session that it has left."""
+    await api.register(manifest())
+    await api.start()
+    worker = await connect_worker(server.grpc_address, process_nonce=NONCE)
+    task = await worker.task()
+    chosen = str(uuid.uuid4())
+    with pytest.raises(StreamEnded) as caught:
+        await worker.reconnect(session_id=chosen, previous_session_ids=[*worker.sessions, chosen])
+    assert caught.value.error is not None
+    assert caught.value.error.reason == "INVALID_HELLO"
+    assert [path for path, _ in caught.value.error.violations] == ["previous_session_ids[1]"]
+    await worker.reconnect()
+    assert (await worker.complete(task)).outcome == OK
+
+
+async def test_a_former_session_in_another_namespace_is_none(
+    server: InProcessServer, connect_worker: Callable[..., Awaitable[RawWorker]]
+) -> None:
+    """Whoever knows its id and the nonce of its process does not end it (I14)."""
+    worker = await connect_worker(server.grpc_address, process_nonce=NONCE)
+    await connect_worker(
+        server.grpc_address, namespace="other", process_nonce=NONCE, previous_session_ids=worker.sessions
+    )
+    await worker.sync()
+    assert len(server.app.engine.dispatcher.sessions) == 2

@@ -32,7 +32,7 @@ from fencepost_server.domain.violation import Violation
 from fencepost_server.engine import children, ending, offering, steps, undoing
 from fencepost_server.engine.context import RunContext, Value
 from fencepost_server.engine.local_steps import detail_of
-from fencepost_server.engine.operations import Answer, MessageKind
+from fencepost_server.engine.operations import Answer
 
 _MAX_ATTRIBUTES = 32
 _GOES_ON = (AdvanceOutcome.CONTINUE, AdvanceOutcome.WAIT)
@@ -146,10 +146,8 @@ def _schedule(ctx: RunContext, step: ScheduleStep, opens: _Opens) -> int:
     detail = {"op": step.op, "node": step.handler, "handler": step.handler, "queue": work.queue,
               "input_hash": step.input_hash.hex(), "options": step.options}  # fmt: skip
     seq = ctx.event(EventType.STEP_SCHEDULED, payload=step.input, detail=detail)
-    report, ctx.report = ctx.report, None  # the slot of a DECIDE task is none for a step
     value = Value(seq, step.input.size, step.input)
     offering.offer(ctx, node, work, seq, value, TaskExtra(plan=plan), at_once=opens.stays)
-    ctx.report = report
     steps.start_timeouts(ctx, node, seq, TOP)
     return seq
 
@@ -231,7 +229,7 @@ async def _cancel(ctx: RunContext, command: CancelOp, begun: dict[int, int], ope
             ending.step_over(ctx, ctx.node(0, extra.plan), seq, task, extra, keep=False)
         return seq
     if (child := opens.children.pop(of_seq, None)) is not None:
-        ctx.send(child.child_run_id, MessageKind.CANCEL_CHILD, child.seq, {"parent_seq": child.seq})
+        children.cancel(ctx, child)
         return seq
     ctx.changes.rows.add("delete_timer", run_id, of_seq, TimerKind.SLEEP)
     ctx.changes.rows.add("delete_timer", run_id, of_seq, TimerKind.SIGNAL_TIMEOUT)

@@ -70,6 +70,13 @@ def _send_for(ctx: RunContext, seq: int, run_id: str, child: ChildNode, where: d
     ctx.send(run_id, MessageKind.START_CHILD, seq, body)
 
 
+def cancel(ctx: RunContext, child: ChildRow) -> None:
+    """A function wants a child no more. Its row says so: one that has not begun by then never does."""
+    ctx.send(child.child_run_id, MessageKind.CANCEL_CHILD, child.seq, {"parent_seq": child.seq})
+    place = json.dumps({**json.loads(child.place), "cancelled": True})
+    ctx.changes.rows.add("update_child", child.run_id, child.seq, place)
+
+
 def answer_for_missing(
     deliver: Deliver, failure: Failure, state: RunState = RunState.CANCELLED
 ) -> tuple[str, int, str, int, str, str]:
@@ -124,7 +131,7 @@ async def ended(ctx: RunContext, deliver: Deliver) -> None:
         return
     child = ChildRow(*rows[0])
     if body.get("start_dropped") and ctx.control.ending is None:  # it goes on: the retry came before this
-        _begin_anew(ctx, child)
+        await _begin_anew(ctx, child)
     elif not (ctx.is_ending and _left_alone(ctx, child)):
         failure = None if body["failure"] is None else Failure.from_json(json.dumps(body["failure"]))
         outcome = _Outcome(deliver.source_run, RunState(body["state"]), body["output_seq"], failure)
@@ -146,7 +153,7 @@ async def take_up(ctx: RunContext, left: list[ChildRow]) -> None:
         run_id, found = await _last_of_chain(ctx, child.child_run_id)
         if not found:
             if not await ctx.read("child_on_its_way", child.child_run_id, ctx.run.run_id):
-                _begin_anew(ctx, child)
+                await _begin_anew(ctx, child)
             continue
         state = RunState(found[0][0])
         if state.final:
@@ -154,10 +161,13 @@ async def take_up(ctx: RunContext, left: list[ChildRow]) -> None:
             await _ended(ctx, child, _Outcome(run_id, state, found[0][4], failure))
 
 
-def _begin_anew(ctx: RunContext, child: ChildRow) -> None:
-    """A child that is not there, and is counted as open, is started once more."""
+async def _begin_anew(ctx: RunContext, child: ChildRow) -> None:
+    """A child that is not there, and is counted as open, is started once more; not one that is not wanted any more."""
     index, place, value = _where(child)
     plan = _plan(child)
+    if json.loads(child.place).get("cancelled"):
+        await _ended(ctx, child, _Outcome(child.child_run_id, RunState.CANCELLED, None, never_started()))
+        return
     if plan is not None:  # of a code run: an op has one child, which has not begun
         node = ctx.node(index, plan).node
         assert isinstance(node, ChildNode)  # such a plan is of a child
@@ -169,9 +179,13 @@ def _begin_anew(ctx: RunContext, child: ChildRow) -> None:
 
 
 async def _last_of_chain(ctx: RunContext, run_id: str) -> tuple[str, Rows]:
-    """The run that a child has become, by continuing as new, and its row of the statement run_state."""
+    """The run that a child has become, by continuing as new, and its row of the statement run_state. Those before it,
+    even the first, may be kept no more.
+    """
+    for (newest,) in await ctx.read("chain_end", run_id):
+        run_id = newest
     found = await ctx.read("run_state", run_id)
-    for _ in range(_MAX_HOPS):
+    for _ in range(_MAX_HOPS):  # the newest is the last, unless the database's clock was put back
         if not found or found[0][0] != RunState.CONTINUED or not found[0][3]:
             break
         next_run = Control.from_json(found[0][3]).next_run

@@ -246,6 +246,9 @@ async def _cannot_go_on(ctx: RunContext) -> FencepostError | None:
         if not await ctx.read("take_key", *key, run.run_id, run.definition_hash, print_):
             rows = await ctx.read("key_holder", *key)
             holder = rows[0][0] if rows else ""
+            if holder == run.run_id:  # it has failed in this batch, at whose end it would be freed
+                ctx.changes.freed_keys = [freed for freed in ctx.changes.freed_keys if freed is not run]
+                return None
             return KeyTaken(
                 f"the dedupe key {run.dedupe_key!r} is held by run {holder}", metadata={"existing_run_id": holder}
             )

@@ -135,6 +135,7 @@ class RunContext:
         "env",
         "graph",
         "inputs",
+        "leased",
         "next_undo",
         "now", "output_size",
         "plain",
@@ -158,6 +159,8 @@ class RunContext:
         """The report under way: its session may take the next step."""
         self.took_slot = False
         """The slot that the report freed is taken."""
+        self.leased: dict[int, int] = {}
+        """Tasks that this batch has made and leased, each with its token before that: nobody has been told yet."""
         self.next_undo: tuple[Any, ...] | None = None
         """What is undone next, if it is known."""
         self._todo: deque[Activation] | None = None

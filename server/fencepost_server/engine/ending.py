@@ -22,7 +22,7 @@ from fencepost_server.domain.model import (
 )
 from fencepost_server.domain.nodes import ChildNode
 from fencepost_server.domain.rows import ChildRow, Control, Place, TaskExtra, stopped_task
-from fencepost_server.engine import deciding, undoing
+from fencepost_server.engine import deciding, offering, undoing
 from fencepost_server.engine.context import Activation, RunContext, Value, failure_json
 from fencepost_server.engine.operations import MessageKind
 
@@ -122,14 +122,14 @@ async def fence_tasks(ctx: RunContext) -> None:
 
 async def _stop_tasks(ctx: RunContext, grace: float, reason: str) -> None:
     """Nobody gets a task any more; who has one is asked to stop, and has ``grace`` seconds for it."""
-    for row in await ctx.read("open_tasks", ctx.run.run_id):
-        task = TaskRow(*row)
-        extra = TaskExtra.from_json(task.extra)
-        if extra.kind is not TaskKind.STEP:
-            continue
+    tasks = [TaskRow(*row) for row in await ctx.read("open_tasks", ctx.run.run_id)]
+    extras = {task.task_id: TaskExtra.from_json(task.extra) for task in tasks}
+    steps = [task for task in tasks if extras[task.task_id].kind is TaskKind.STEP]
+    offering.take_back(ctx, steps)
+    for task in steps:
         if task.lease_session is None or grace <= 0:
             ctx.revoke(task, reason)
-            cancelled(ctx, task, extra)
+            cancelled(ctx, task, extras[task.task_id])
             continue
         deadline = ctx.now + timedelta(seconds=grace)
         ctx.changes.rows.add("cancel_task", task.run_id, task.task_id, deadline, reason)
@@ -243,8 +243,9 @@ async def terminate(ctx: RunContext, reason: str) -> None:
     """The run ends at once: leases are gone, nothing is undone."""
     control = ctx.control
     if control.open_steps or control.decider is not None:
-        for row in await ctx.read("open_tasks", ctx.run.run_id):
-            task = TaskRow(*row)
+        tasks = [TaskRow(*row) for row in await ctx.read("open_tasks", ctx.run.run_id)]
+        offering.take_back(ctx, tasks)
+        for task in tasks:
             ctx.revoke(task, "RUN_TERMINATED")
             ctx.remove_task(task)
         control.open_steps = 0

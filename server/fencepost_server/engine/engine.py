@@ -261,8 +261,8 @@ class Engine:
                 news.append((session_id, run_id, task_id, token, after_seq, after_seq + len(events)))
         if changes.ready:
             self.dispatcher.hint(changes.ready)
-        elif changes.reports:
-            self.dispatcher.wake()
+        else:
+            self.dispatcher.wake()  # reports have freed room, and so have starts that kept some and took none
         if changes.timers:
             self.timers.due_in((min(changes.timers) - changes.now).total_seconds())
         if changes.messages:

@@ -40,6 +40,10 @@ Act = Report | Command | Fire | Deliver
 """What is done to a run that exists."""
 
 
+def _priority(start: tuple[Start, Graph]) -> int:
+    return start[0].priority
+
+
 @dataclass(slots=True)
 class Fold:
     """One batch under decision. ``ended`` has, for tasks that are gone, how each ended."""
@@ -52,11 +56,13 @@ class Fold:
     graphs: Mapping[bytes, Graph]
 
     def foldings(self, starts: Sequence[tuple[Start, Graph]], acts: Sequence[Act]) -> list[Folding]:
-        """A coroutine for each run, to be driven until all are done. A run that starts may be acted on at once."""
+        """A coroutine for each run, to be driven until all are done. A run that starts may be acted on at once. Those
+        of a higher priority start first: there may be less room for first steps than there are runs.
+        """
         by_run: dict[str, list[Act]] = {}
         for act in acts:
             by_run.setdefault(act.run_id, []).append(act)
-        new = {start.run_id: (start, graph) for start, graph in starts}
+        new = {start.run_id: (start, graph) for start, graph in sorted(starts, key=_priority)}
         foldings = [self._start_and_fold(*new[run_id], by_run.pop(run_id, ())) for run_id in new]
         by_run = {run_id: some for run_id, some in by_run.items() if not self._fold_local_steps(some)}
         contexts = self._contexts(by_run)

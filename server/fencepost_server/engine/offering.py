@@ -4,10 +4,11 @@ waits for work; or ready for a claim.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from fencepost_server.domain.graph import GraphNode, Work
-from fencepost_server.domain.model import PARKED_UNTIL, LeasedTask, Payload, TaskRow, next_token
+from fencepost_server.domain.model import DECIDE_TASK, PARKED_UNTIL, LeasedTask, Payload, TaskRow, next_token
 from fencepost_server.domain.rows import TaskExtra
 from fencepost_server.engine.changes import NewTask
 from fencepost_server.engine.context import RunContext, Value
@@ -75,10 +76,11 @@ def park_until_resumed(row: TaskRow) -> None:
 
 def _taking(ctx: RunContext, work: Work) -> tuple[WorkerSession, int, int] | None:
     """The session that takes a new task at once, how many tasks in a row its slot gets so, and the last frame that it
-    sent: whoever has reported, once, because a report frees one slot; or, if nobody has, one that waits for work.
+    sent: whoever has reported, once, because a report frees one slot; or, if nobody has, one that waits for work. The
+    slot of a DECIDE task is none for a step.
     """
     report = ctx.report
-    if report is None:
+    if report is None or report.task_id == DECIDE_TASK:
         waiting = ctx.env.taker(ctx.run, work.queue, work.handler)
         return None if waiting is None else (waiting, 1, waiting.last_frame())
     if ctx.took_slot:
@@ -92,6 +94,7 @@ def _taking(ctx: RunContext, work: Work) -> tuple[WorkerSession, int, int] | Non
 
 def lease(ctx: RunContext, row: TaskRow, session_id: str) -> None:
     """The first attempt at a new task is that session's."""
+    ctx.leased[row.task_id] = row.token
     row.attempt = 1
     row.token = next_token(row.token, ctx.env.epoch)
     row.lease_session = session_id
@@ -100,6 +103,22 @@ def lease(ctx: RunContext, row: TaskRow, session_id: str) -> None:
         row.attempt_deadline_at = ctx.now + timedelta(milliseconds=row.timeout_ms)
         lease_ms = min(lease_ms, row.timeout_ms)
     row.lease_expires_at = ctx.now + timedelta(milliseconds=lease_ms)
+
+
+def take_back(ctx: RunContext, tasks: Sequence[TaskRow]) -> None:
+    """These are stopped. Those that this very batch has leased nobody has been told of: nobody had them."""
+    untold = {task.task_id: task for task in tasks if task.task_id in ctx.leased}
+    if not untold:
+        return
+    run_id = ctx.run.run_id
+    ctx.changes.leased = [
+        (session, leased)
+        for session, leased in ctx.changes.leased
+        if leased.run_id != run_id or leased.task_id not in untold
+    ]
+    for task_id, task in untold.items():
+        task.token, task.attempt = ctx.leased.pop(task_id), 0
+        task.lease_session = task.lease_expires_at = task.attempt_deadline_at = None
 
 
 def back_to_ready(ctx: RunContext, task: TaskRow, delay: float | None) -> None:

@@ -105,7 +105,8 @@ def _faults(hello: pb.Hello, config: Config, frame: int) -> list[tuple[str, str]
     check(len(hello.labels) <= _MAX_LABELS, "labels", f"at most {_MAX_LABELS}")
     check(len(hello.previous_session_ids) <= _MAX_PREVIOUS, "previous_session_ids", f"at most {_MAX_PREVIOUS}")
     for index, session_id in enumerate(hello.previous_session_ids[:_MAX_PREVIOUS]):
-        check(_UUID.fullmatch(session_id) is not None, f"previous_session_ids[{index}]", "must be a session id")
+        former = _UUID.fullmatch(session_id) is not None and session_id != hello.session_id
+        check(former, f"previous_session_ids[{index}]", "must be the id of a former session")
     check(not hello.session_id or _UUID.fullmatch(hello.session_id) is not None, "session_id", "must be a UUID")
     check(len(hello.held) <= _MAX_HELD, "held", f"at most {_MAX_HELD}")
     for index, ref in enumerate(hello.held[:_MAX_HELD]):

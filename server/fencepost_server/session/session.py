@@ -44,7 +44,7 @@ from fencepost_server.session.hello import Greeting
 from fencepost_server.session.leases import Key, Leases, Out, goes_on
 from fencepost_server.session.outbox import Outbox
 from fencepost_server.session.packing import Packing
-from fencepost_server.session.pulse import Pulse
+from fencepost_server.session.pulse import RAN_OUT, Pulse
 from fencepost_server.session.questions import Answered, Questions
 from fencepost_server.store.tasks import Lease
 from fencepost_server.wire.payloads import duration
@@ -174,7 +174,7 @@ class Session:
             return
         untold = self._untold(ref)
         self._leases.drop(ref[0], ref[1])
-        ping = self._pulse.doubt() if reason == "LEASE_EXPIRED" else None
+        ping = self._pulse.doubt() if reason in RAN_OUT else None
         task = pb.TaskRef(run_id=ref[0], task_id=ref[1], fencing_token=ref[2])
         frame = pb.SessionResponse(revoke=pb.Revoke(tasks=[task], reason=reason_number(reason)))
         if untold:

@@ -182,7 +182,9 @@ class WorkerStreams:
     async def _welcome(self, session: Session, greeting: Greeting) -> None:
         for previous in greeting.previous:
             former = self._streams.get(previous)
-            if former is not None and former.session.nonce == greeting.nonce:
+            if former is None or former.session.namespace != greeting.namespace:
+                continue
+            if former.session.nonce == greeting.nonce:
                 former.session.end(SessionTimedOut("the process has a newer session"))
                 for side in _sides(former.session):
                     self._engine.dispatcher.remove(side)

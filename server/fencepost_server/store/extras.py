@@ -75,6 +75,7 @@ _WRITES: dict[str, tuple[type[Column], ...]] = {
     "save_checkpoint": (Uuids, Ints, Ints, Texts, Blobs, Texts),
     "update_scope": (Uuids, Ints, Ints, Ints, Ints),
     "update_undo": (Uuids, Ints, Ints),
+    "update_child": (Uuids, Ints, Texts),
     "cancel_task": (Uuids, Ints, Times, Texts),
     "park_timer": (Uuids, Ints, Ints, Texts),
     "stop_timers": (Uuids,),

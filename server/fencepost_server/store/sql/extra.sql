@@ -189,10 +189,12 @@ cross join lateral (
 ) l;
 
 -- name: op_event
--- The end of an op, and whether its run asked for anything after that. Local steps do not tell: they may have been under
--- way, and what was decided before they began counts as decided (seen_seq). index: event_pkey
+-- The end of an op, and whether its run asked for anything after that, or the op has ended once more. Local steps do not tell: they
+-- may have been under way, and what was decided before they began counts as decided (seen_seq). index: event_pkey
 select k.ord, e.type, e.task_id, e.token, exists (
-    select from event c where c.run_id = k.a and c.seq > k.b and c.type in (2, 9, 11, 18, 35, 36, 37)
+    select from event c
+    where c.run_id = k.a and c.seq > k.b
+      and (c.type in (2, 9, 11, 18, 35, 36, 37) or c.type in (4, 5, 23) and c.task_id = e.task_id)
 )
 from unnest(%(a)s, %(b)s) with ordinality k(a, b, ord)
 cross join lateral (select * from event e where e.run_id = k.a and e.seq = k.b offset 0) e;
@@ -441,6 +443,11 @@ on conflict on constraint output_pkey do update set seq = excluded.seq;
 -- name: insert_child
 insert into child (run_id, seq, child_run_id, place)
 select a, b, c, d::json from unnest(%(a)s, %(b)s, %(c)s, %(d)s) u(a, b, c, d);
+
+-- name: update_child
+-- Where it is has something more to tell. index: child_pkey
+update child c set place = k.c::json from unnest(%(a)s, %(b)s, %(c)s) k(a, b, c)
+where c.run_id = any(%(a)s) and c.run_id = k.a and c.seq = k.b;
 
 -- name: delete_child
 -- index: child_pkey
