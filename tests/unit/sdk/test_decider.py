@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
-from fencepost import Workflow, WorkflowContext, workflow
+from fencepost import PermanentError, StepFailed, Workflow, WorkflowContext, workflow
 from fencepost.advances import Answered, Given, Leaving, Lost, News, Pushed, Refused, Repeated
 from fencepost.codec import NULL
 from fencepost.decider import Decider
@@ -239,6 +240,38 @@ async def test_events_before_its_own_that_did_not_fit_the_answer_are_read(stage_
     stage.tell(Page(reading, story.history[1:3], is_last=True))
     await stage.said(3)
     assert stage.output_of("r") == "4"
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_the_event_just_before_its_own_is_read_if_it_did_not_fit_the_answer(
+    stage_of: Callable[..., Stage], fails: bool
+) -> None:
+    """Also if its own is of a step that can be undone: only of one that has completed, its input comes before it."""
+
+    def act() -> None:
+        if fails:
+            raise PermanentError("no", code="NO")
+
+    @workflow("acts", compatibility_id="1")
+    async def acts(ctx: WorkflowContext) -> Any:
+        try:
+            await ctx.run(act, undo="take-back")
+        except StepFailed:
+            return await ctx.signal("say")
+        return await ctx.signal("say")
+
+    stage = stage_of(acts)
+    stage.answers = False
+    story = stage.begin(acts)
+    await stage.said(1)
+    story.signal("say", "heard")
+    stage.answer(stage.leases["r"], stage.items[0][1], forgotten=1)
+    (reading,) = await eventually(lambda: stage.readings)
+    assert (reading.after_seq, reading.until_seq) == (1, 2)
+    stage.answers = True
+    stage.tell(Page(reading, story.history[1:2], is_last=True))
+    await eventually(lambda: stage.outcomes[-1] == COMPLETE)
+    assert stage.output_of("r") == '"heard"'
 
 
 async def test_events_that_come_amid_an_advance_are_fed_after_its_answer(stage_of: Callable[..., Stage]) -> None:
