@@ -58,6 +58,22 @@ async def test_a_cancel_is_an_event_and_the_run_ends_cancelled_whatever_the_func
     assert state_of(await code.scene.api.wait(run_id)) == "CANCELLED"
 
 
+async def test_a_child_that_the_clean_up_of_a_cancelled_run_starts_is_started_and_heard_of(code: Code) -> None:
+    await code.scene.api.register(workflow(step("b"), workflow_id="kid"))
+    run = await code.begin(signal(1, "never"))
+    run_id = run.task.task.run_id
+    await code.scene.api.runs.CancelRun(run_service_pb2.CancelRunRequest(run_id=run_id), timeout=DEADLINE)
+    run = await code.again(run)
+    await run.advance(child(2, "kid"))
+    await code.scene.worker.complete(await code.scene.worker.task(), '"cleaned"')
+    run = await code.again(run)
+    assert [(event.child_ended.state, value_of(event.child_ended.output)) for event in run.seen] == [
+        (run_pb2.RUN_STATE_COMPLETED, "cleaned")
+    ]
+    await run.complete()
+    assert state_of(await code.scene.api.wait(run_id)) == "CANCELLED"
+
+
 async def test_a_function_that_does_not_end_in_its_grace_loses_the_run(code: Code) -> None:
     run_id = await code.start()
     run = await code.take()
