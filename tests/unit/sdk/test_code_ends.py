@@ -105,6 +105,27 @@ def test_what_the_function_raises_fails_the_run_with_its_kind(
     assert (story.failure.kind, story.failure.code) == (kind, code)
 
 
+class Strange(BaseException):
+    """What no `except Exception` catches."""
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), Strange("no")])
+def test_what_a_callback_raises_fails_the_run_whatever_it_is(error: BaseException) -> None:
+    """It would end the turn of all other runs."""
+
+    def raises() -> None:
+        raise error
+
+    @workflow("w", compatibility_id="1")
+    async def flow(ctx: WorkflowContext) -> None:
+        asyncio.get_running_loop().call_soon(raises)
+        await ctx.signal("never")
+
+    failure = decided(flow).story.failure
+    assert failure is not None
+    assert (failure.kind, failure.code, failure.message) == (FailureKind.PERMANENT, type(error).__name__, "no")
+
+
 def test_kinds_survive_wrapping_and_children() -> None:
     states: list[RunState] = []
 

@@ -30,6 +30,7 @@ from fencepost.ops import ATTRIBUTES, LOCAL, LocalCall, Op
 from fencepost.outcomes import CancelIgnored, continue_as_new_of, failed_seq_of, failure_of_function, step_failed
 from fencepost.v1 import run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
+from fencepost.watchdog import TurnInterrupted
 from fencepost.workflow import Workflow
 from fencepost.workflow_context import WorkflowContext
 from fencepost.workflow_errors import NondeterminismError
@@ -419,7 +420,9 @@ class CodeRun:
                         # There it may be somebody at the keyboard, who means the program.
                         raise
                     # A task of the user's raised it, and has it as its outcome.
-                except Exception as error:  # noqa: BLE001 - raised by callbacks of the user's: the run's failure
+                except TurnInterrupted:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - raised by callbacks of the user's: the run's failure
                     if self._end is None:
                         self._fail(error)
 
