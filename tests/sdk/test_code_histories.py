@@ -116,6 +116,27 @@ async def test_a_run_answers_from_memory_or_by_a_replay_also_when_it_has_ended(
         assert worker.stats().cached == 0
 
 
+@workflow("personal", compatibility_id="1")
+async def personal(ctx: WorkflowContext) -> int:
+    found = [0]
+    ctx.on_query("found", lambda: [ctx.user_id, *found])
+    await ctx.run(len, "", name=f"begin for {ctx.user_id}")
+    found[0] = await ctx.call("echo.length", repeated("x") * 3)
+    return found[0]
+
+
+async def test_a_replay_for_a_question_has_the_runs_user_and_the_servers_limits(
+    in_process_server: StartServer, dsn: str
+) -> None:
+    """Else it would differ from what the run has done."""
+    server = await in_process_server(dsn, max_payload_bytes=2 << 20)
+    worker = Worker(server.grpc_address, [length], workflows=[personal], workflow_cache=0)
+    async with running(worker), AsyncClient(server.grpc_address) as client:
+        handle = await client.start_run("personal", user_id="ada")
+        assert await handle.result(timeout=30) == 3 * BIG
+        assert await query(server, handle.run_id, "found") == f'["ada",{3 * BIG}]'
+
+
 async def test_a_question_that_has_no_answer_says_why_and_harms_nothing(server: InProcessServer) -> None:
     worker = Worker(server.grpc_address, workflows=[asked])
     async with running(worker), AsyncClient(server.grpc_address) as client:

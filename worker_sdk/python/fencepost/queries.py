@@ -91,7 +91,14 @@ class Queries:
     def _replayed(self, replay: _Replay) -> None:
         query = replay.asked.query
         workflow = self._workflows[query.workflow_id, query.compatibility_id]
-        run = CodeRun(workflow, query.run_id, seen_seq=query.seen_seq, advance_no=0)
+        run = CodeRun(
+            workflow,
+            query.run_id,
+            seen_seq=query.seen_seq,
+            advance_no=0,
+            user_id=query.user_id,
+            max_payload_bytes=replay.asked.max_payload_bytes,
+        )
         subject = f"run {query.run_id} of workflow {query.workflow_id}, replayed for a query,"
         try:
             self._watchdog.run(subject, len(replay.events) / _REPLAYED_A_SECOND, run.feed, replay.events)

@@ -288,7 +288,7 @@ class Session:
                 if isinstance(lease, DecideLease):
                     effects.news.append(Pushed(lease, pushed))
         elif kind == "query":
-            effects.news.append(Asked(self, frame.query))
+            effects.news.append(Asked(self, frame.query, self._max_payload_bytes))
         elif kind == "ping":
             self._pongs.append(frame.ping.number)
         elif kind == "revoke":
