@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from fencepost import PermanentError, StepFailed, Workflow, WorkflowContext, workflow
-from fencepost.advances import Answered, Given, Leaving, Lost, News, Pushed, Refused, Repeated
+from fencepost.advances import Answered, Asked, Given, Leaving, Lost, News, Pushed, Refused, Repeated
 from fencepost.codec import NULL
 from fencepost.decider import Decider
 from fencepost.decisions import Decision
@@ -27,6 +27,7 @@ from fencepost.session import Session
 from fencepost.v1 import worker_service_pb2 as pb
 from tests.fixtures.waiting import eventually
 from tests.unit.sdk.replaying import COMPLETE, CONTINUE, WAIT, Story
+from tests.unit.sdk.test_watchdog import spin, watching
 
 BLOCK = pb.ADVANCE_OUTCOME_BLOCK
 
@@ -371,6 +372,28 @@ async def test_a_session_that_leaves_gives_back_what_has_nothing_to_record(stage
     await eventually(lambda: stage.ended)
     assert stage.ended == [("r", Released())]
     assert len(stage.stories["r"].history) == 2, "the step was recorded, and the next one was not begun"
+
+
+async def test_a_run_that_does_not_end_after_a_question_holds_up_no_other_news(stage_of: Callable[..., Stage]) -> None:
+    @workflow("endless", compatibility_id="1")
+    async def endless(ctx: WorkflowContext) -> None:
+        ctx.on_query("name", lambda: "endless")
+        try:
+            await ctx.signal("never")
+        finally:
+            spin()
+
+    stage = stage_of(endless, waits, deadlock=0.05)
+    story = Story()
+    query = pb.Query(query_id="q", run_id="q", workflow_id="endless", compatibility_id="1", name="name", last_seq=1)
+    stage.tell(Asked(stage.session, query, 1 << 20))
+    (reading,) = await eventually(lambda: stage.readings)
+    with watching(stage.decider.watchdog):
+        stage.stories["r"] = Story()
+        stage.tell(Page(reading, story.history, is_last=True))
+        stage.give(waits)
+        await stage.said(1)
+    assert stage.answered[0].item.output.json == '"endless"'
 
 
 async def test_a_run_at_which_the_sdk_itself_fails_is_given_up_and_not_kept_for_ever(

@@ -32,7 +32,7 @@ from fencepost.queries import Answer, Queries
 from fencepost.run_cache import Limits, RunCache, RunEntry
 from fencepost.session import Session
 from fencepost.v1 import worker_service_pb2 as pb
-from fencepost.watchdog import TurnInterrupted, Watchdog
+from fencepost.watchdog import REPLAYED_A_SECOND, TurnInterrupted, Watchdog
 from fencepost.workflow_errors import NondeterminismError
 
 if TYPE_CHECKING:
@@ -49,8 +49,6 @@ A = TypeVar("A")
 DEADLOCK = "DEADLOCK"
 HISTORY_NOT_READ = "HISTORY_NOT_READ"
 WORKER_FAULT = "WORKER_FAULT"
-REPLAYED_A_SECOND = 10_000
-"""How many events of a history are granted a second of their own, over the limit of a turn."""
 
 _ENDS = frozenset({pb.ADVANCE_OUTCOME_COMPLETE, pb.ADVANCE_OUTCOME_FAIL, pb.ADVANCE_OUTCOME_CONTINUE_AS_NEW})
 
@@ -455,10 +453,7 @@ class Decider:
             entry.reading.given_up = True
             entry.reading = None
         asked, entry.asked = entry.asked, []
-        try:
-            self.watchdog.run(entry, 0.0, entry.run.evict)
-        except TurnInterrupted:
-            logger.exception("%s does not end when it is dropped", entry)
+        self.watchdog.drop(entry, entry.run.evict)
         for question in asked:
             self._queries.replay(question)
 
