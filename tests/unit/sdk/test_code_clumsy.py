@@ -68,6 +68,10 @@ async def a_text_as_a_time(ctx: WorkflowContext) -> None:
     await ctx.sleep("5s")  # type: ignore[arg-type]
 
 
+async def until_the_sun_is_cold(ctx: WorkflowContext) -> None:
+    await asyncio.sleep(1e12)
+
+
 async def a_handle_as_a_part(ctx: WorkflowContext) -> dict[str, object]:
     return {"x": ctx.run(same, 1)}
 
@@ -81,6 +85,7 @@ async def a_handle_as_a_part(ctx: WorkflowContext) -> dict[str, object]:
         (a_function_remotely, "TypeError: a handler has a name, which function is not: ctx.run takes functions"),
         (a_workflow_as_a_step, "TypeError: other is a workflow: ctx.child runs it"),
         (a_text_as_a_time, "TypeError: sleep: '5s' is no length of time: give seconds as a number, or a timedelta"),
+        (until_the_sun_is_cold, "ValueError: 1e+12 s are over 100 years: wait without a limit, or for less"),
         (
             a_handle_as_a_part,
             "OUTPUT_NOT_RECORDABLE: Handle is an awaitable, which has no JSON: await it first",
