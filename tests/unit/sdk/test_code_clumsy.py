@@ -160,6 +160,21 @@ def test_functions_of_one_code_keep_their_own_names() -> None:
     assert [local_function(named(name), {}).name for name in ("a", "b", "a")] == ["a", "b", "a"]
 
 
+def test_functions_of_one_code_return_what_each_of_them_says() -> None:
+    """Their annotations are the same text here, and mean what each function closes over."""
+
+    def reads(kind: type[Any]) -> Any:
+        def read(value: Any) -> kind:  # type: ignore[valid-type]
+            return kind(value) if value else None
+
+        return read
+
+    texts, numbers = local_function(reads(str), {}), local_function(reads(int), {})
+    assert (texts.codec.decode(encode("7")), numbers.codec.decode(encode(7))) == ("7", 7)
+    plain = [local_function(lambda: plain, {}) for _ in range(2)]
+    assert plain[0] is plain[1]
+
+
 def test_what_a_call_returns_can_be_made_a_task() -> None:
     @workflow("w", compatibility_id="1")
     async def flow(ctx: WorkflowContext) -> list[Any]:
