@@ -408,3 +408,26 @@ async def test_a_run_at_which_the_sdk_itself_fails_is_given_up_and_not_kept_for_
     assert run == "r"
     assert isinstance(said, Failed)
     assert (said.kind, said.code) == (FailureKind.OPERATIONAL, "WORKER_FAULT")
+
+
+async def test_a_run_at_which_the_sdk_fails_amid_an_advance_is_given_up_when_that_is_answered(
+    stage_of: Callable[..., Stage],
+) -> None:
+    """Before, nothing can be said of the lease: only one thing at a time."""
+    stage = stage_of(steps)
+    stage.answers = False
+    stage.begin(steps, input=1)
+    await stage.said(1)
+    lease = stage.leases["r"]
+    stage.tell(Pushed(lease, None))  # type: ignore[arg-type]  # a fault of whatever kind
+    await eventually(lambda: stage.decider.cached == 0)
+    answers: list[Callable[[], None]] = [
+        partial(stage.answer, lease, stage.items[0][1]),
+        partial(stage.tell, Repeated(lease)),
+        partial(stage.tell, Refused(lease, "OVERLOADED", "not now", at_fault=False)),
+    ]
+    for answer in answers:
+        stage.ended.clear()
+        answer()
+        await eventually(lambda: stage.ended)
+        assert stage.ended == [("r", Released())]

@@ -163,10 +163,8 @@ class Decider:
                 entry.target = heard.last_seq
                 self._go_on(entry)
         elif isinstance(heard, Lost | Repeated):
-            entry = self._of(heard.lease)
-            if entry is not None:
-                # After a repeat only the history has the numbers of its events: the run comes anew with it.
-                self._give_up(entry, Released())
+            # After a repeat only the history has the numbers of its events: the run comes anew with it.
+            self._give_back(heard.lease, Released())
         elif isinstance(heard, Refused):
             self._refused(heard)
         elif isinstance(heard, Page):
@@ -274,9 +272,11 @@ class Decider:
     def _answered(self, heard: Answered) -> None:
         """An Advance was accepted."""
         entry = self._of(heard.lease)
-        if entry is None:
-            return
         result = heard.result
+        if entry is None:
+            if result.kept:
+                self._give_back(heard.lease, Released())
+            return
         before, entry.in_flight, entry.unsent = entry.events_before(), None, 0
         if entry.ends and not result.end_refused:
             if result.kept:
@@ -312,13 +312,10 @@ class Decider:
 
     def _refused(self, heard: Refused) -> None:
         """An Advance was not accepted, but the lease stands: what is in memory counts for nothing."""
-        entry = self._of(heard.lease)
-        if entry is None:
-            return
-        logger.error("run %s: what its worker decided was refused: %s: %s", entry.run_id, heard.code, heard.message)
-        entry.in_flight = None
+        run_id = heard.lease.run_id
+        logger.error("run %s: what its worker decided was refused: %s: %s", run_id, heard.code, heard.message)
         failure = Failed(FailureKind.OPERATIONAL, clean(heard.code, 200), clean(heard.message))
-        self._give_up(entry, failure if heard.at_fault else Released())
+        self._give_back(heard.lease, failure if heard.at_fault else Released())
 
     # Local steps.
 
@@ -431,13 +428,19 @@ class Decider:
         if lease is not None:
             self._say((lease, outcome))
 
-    def _fault(self, lease: DecideLease, error: Exception) -> None:
-        """Give a lease up, so that its run does not stand still behind a line in a log."""
+    def _give_back(self, lease: DecideLease, outcome: Failed | Released) -> None:
+        """As ``_give_up``, of a lease whose run may be in memory no longer: nobody would decide it."""
         entry = self._of(lease)
         if entry is not None:
             self._evict(entry)
+        self._say((lease, outcome))
+
+    def _fault(self, lease: DecideLease, error: Exception) -> None:
+        """Give a lease up, so that its run does not stand still behind a line in a log. With an Advance on its way this
+        is not heard: the answer to that finds no run then, and gives it back.
+        """
         text = clean(f"a fault of the worker: {type(error).__name__}: {error}")
-        self._say((lease, Failed(FailureKind.OPERATIONAL, WORKER_FAULT, text)))
+        self._give_back(lease, Failed(FailureKind.OPERATIONAL, WORKER_FAULT, text))
 
     def _drop_steps(self, entry: RunEntry) -> None:
         for step in list(entry.steps.values()):
