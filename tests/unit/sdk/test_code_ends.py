@@ -23,6 +23,7 @@ from fencepost import (
 from fencepost.v1 import run_pb2
 from tests.unit.sdk.replaying import (
     COMPLETE,
+    CONTINUE,
     CONTINUE_AS_NEW,
     FAIL,
     OPERATIONAL,
@@ -235,6 +236,32 @@ def test_local_steps_under_way_are_recorded_before_the_run_completes() -> None:
     assert decider.story.kinds[-1] == "local_step_ended"
     assert output_of(decider) == "done"
     replayed(function, decider.story)
+
+
+def test_an_end_that_would_fit_no_frame_with_what_is_recorded_before_it_comes_after_that() -> None:
+    """A step that can be undone has two payloads, an end has one, and a frame room for less than three."""
+    largest = "x" * ((1 << 20) - 2)
+
+    def same(text: str) -> str:
+        return text
+
+    @workflow("w", compatibility_id="1")
+    async def flow(ctx: WorkflowContext) -> str:
+        _open = ctx.run(same, largest, undo="take-back")
+        await ctx.sleep(1)
+        return largest
+
+    decider = Decider(flow, Story())
+    [call] = decider.run.local_steps()
+    assert decider.step()
+    decider.story.fire(decider.story.first("timer"))
+    decider.catch_up()
+    decider.run.local_ended(call.op, result_of(call), 1)
+    decider.go()
+    assert [sent.outcome for sent in decider.sent] == [CONTINUE, CONTINUE, COMPLETE]
+    assert all(sent.size < (3 << 20) - 2048 for sent in decider.sent)
+    assert output_of(decider) == largest
+    replayed(flow, decider.story)
 
 
 def test_a_run_goes_on_as_a_new_one_when_what_was_open_is_over() -> None:

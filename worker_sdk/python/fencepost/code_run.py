@@ -214,7 +214,7 @@ class CodeRun:
         ends = outcome not in (_CONTINUE, _WAIT)
         if not book.unsent and not ends and (outcome == _CONTINUE or self._idle):
             return None
-        unsent, commands = self._fitting()
+        unsent, commands, full = self._fitting()
         if self._fails:
             # What is recorded yet was asked for before: if the run is retried, what came then is decided on anew.
             # Unless the function has acted on the failure that it ended with: then it can't be retried.
@@ -225,7 +225,7 @@ class CodeRun:
             decision = Decision(
                 self.advance_no + 1, seen, outcome, commands, output=output, failure=failure, failed_seq=failed_seq
             )
-        elif len(unsent) < len(book.unsent):
+        elif len(unsent) < len(book.unsent) or (ends and full):
             # The rest goes with the next Advance, and only then the run waits or ends. Until then not all that was
             # decided on the events seen is recorded, so they do not count as seen.
             book.unsent = dict(list(book.unsent.items())[len(unsent) :])
@@ -254,8 +254,10 @@ class CodeRun:
         for unnoticed in self.book.unnoticed():
             logger.warning("[%s] nobody has awaited what failed: %s", self.run_id, unnoticed)
 
-    def _fitting(self) -> tuple[list[Unsent], list[pb.Command]]:
-        """As many of the commands that wait as one Advance may have, at least one, with what they are of."""
+    def _fitting(self) -> tuple[list[Unsent], list[pb.Command], bool]:
+        """As many of the commands that wait as one Advance may have, at least one, with what they are of; and whether
+        they leave no room for the payload of an end.
+        """
         unsent: list[Unsent] = []
         commands: list[pb.Command] = []
         room = _MAX_ADVANCE_BYTES
@@ -266,7 +268,7 @@ class CodeRun:
                 break
             unsent.append(item)
             commands.append(command)
-        return unsent, commands
+        return unsent, commands, room < 0
 
     @property
     def _fails(self) -> bool:
