@@ -203,6 +203,7 @@ class Decider:
                 fencing_token=lease.token,
                 on_input_change=self._limits.on_input_change,
                 max_payload_bytes=lease.max_payload_bytes,
+                max_advance_bytes=lease.max_advance_bytes,
             )
             entry = RunEntry(lease.run_id, run)
             if lease.after_seq:
