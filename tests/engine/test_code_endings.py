@@ -6,10 +6,12 @@ import json
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from fencepost.v1 import definition_service_pb2 as definition_pb
 from fencepost.v1 import run_pb2, run_service_pb2
 from fencepost.v1 import worker_service_pb2 as pb
+from fencepost_server.domain.model import EventType
 from tests.engine.code import (
     AS_NEW,
     CODE,
@@ -31,6 +33,7 @@ from tests.engine.rows import execute, fetch
 from tests.fixtures.api import DEADLINE
 from tests.fixtures.raw_worker import LEASE_LOST, REFUSED, RawWorker
 from tests.fixtures.refusals import decode
+from tests.fixtures.waiting import eventually
 
 
 async def test_a_cancel_is_an_event_and_the_run_ends_cancelled_whatever_the_function_returns(code: Code) -> None:
@@ -56,6 +59,22 @@ async def test_a_cancel_is_an_event_and_the_run_ends_cancelled_whatever_the_func
         "out",
     )
     await code.scene.worker.complete(undone)
+    assert state_of(await code.scene.api.wait(run_id)) == "CANCELLED"
+
+
+async def test_a_child_that_the_clean_up_of_a_cancelled_run_starts_is_started_and_heard_of(code: Code) -> None:
+    await code.scene.api.register(workflow(step("b"), workflow_id="kid"))
+    run = await code.begin(signal(1, "never"))
+    run_id = run.task.task.run_id
+    await code.scene.api.runs.CancelRun(run_service_pb2.CancelRunRequest(run_id=run_id), timeout=DEADLINE)
+    run = await code.again(run)
+    await run.advance(child(2, "kid"))
+    await code.scene.worker.complete(await code.scene.worker.task(), '"cleaned"')
+    run = await code.again(run)
+    assert [(event.child_ended.state, value_of(event.child_ended.output)) for event in run.seen] == [
+        (run_pb2.RUN_STATE_COMPLETED, "cleaned")
+    ]
+    await run.complete()
     assert state_of(await code.scene.api.wait(run_id)) == "CANCELLED"
 
 
@@ -324,6 +343,26 @@ async def test_a_pause_goes_along_with_a_run_that_continues_as_new(code: Code) -
     run = await code.take()
     assert run.task.task.run_id == following
     await run.complete()
+
+
+async def test_a_run_timeout_that_has_passed_in_a_pause_goes_along_with_a_run_that_continues_as_new(code: Code) -> None:
+    timeout = Duration(seconds=3600)
+    run_id = await code.start(run_timeout=timeout)
+    run = await code.take()
+    runs = code.scene.api.runs
+    await runs.PauseRun(run_service_pb2.PauseRunRequest(run_id=run_id), timeout=DEADLINE)
+    await execute(code.scene.dsn, "update timer set fire_at = clock_timestamp()")
+    await eventually(lambda: fetch(code.scene.dsn, "select 1 from timer where parked"))
+    refused = await run.advance(outcome=AS_NEW, output=payload(1))
+    assert refused.advance.end_refused, "it has not seen that its time is over"
+    await run.advance(outcome=AS_NEW, output=payload(1))
+    next_run = (await code.scene.api.get(run_id)).next_run_id
+    await runs.ResumeRun(run_service_pb2.ResumeRunRequest(run_id=next_run), timeout=DEADLINE)
+    run = await code.take()
+    await eventually(lambda: fetch(code.scene.dsn, "select 1 from event where type = %s", [int(EventType.RUN_ENDING)]))
+    await run.complete()
+    ended = await code.scene.api.wait(next_run)
+    assert (state_of(ended), ended.failure.code) == ("FAILED", "RUN_TIMEOUT")
 
 
 async def test_a_paused_run_is_leased_to_nobody(code: Code) -> None:

@@ -301,6 +301,39 @@ async def test_a_process_that_could_not_go_on_with_a_run_is_not_asked_again(code
         await one.close()
 
 
+async def test_a_process_that_could_not_go_on_is_asked_again_once_another_has_gone_on(code: Code) -> None:
+    """Also if that was by a local step alone."""
+    run_id = await code.start()
+    misfit = run_pb2.Failure(code="NONDETERMINISM", message="op 1")
+    run = await code.take()
+    await run.advance(local(1), outcome=CONTINUE)
+    await run.advance(outcome=BLOCK, failure=misfit)
+    fits = await another_decider(code.scene)
+    run = await code.take(fits)
+    assert (await run.advance(local(2), outcome=CONTINUE)).outcome == OK
+    await run.advance(outcome=BLOCK, failure=misfit)
+    run = await code.take()
+    assert run.task.task.run_id == run_id
+    await run.complete()
+    assert state_of(await code.scene.api.wait(run_id)) == "COMPLETED"
+    await fits.close()
+
+
+async def test_an_end_is_refused_three_times_in_a_row_and_a_local_step_between_begins_the_count_anew(
+    code: Code,
+) -> None:
+    run_id = await code.start()
+    run = await code.take()
+    for op in range(1, 6):
+        await code.scene.api.runs.SignalRun(
+            run_service_pb2.SignalRunRequest(run_id=run_id, signal_name="go"), timeout=DEADLINE
+        )
+        assert (await run.complete()).advance.end_refused, op
+        assert (await run.advance(local(op), outcome=CONTINUE)).advance.kept
+    await run.complete()
+    assert state_of(await code.scene.api.wait(run_id)) == "COMPLETED"
+
+
 async def test_attributes_that_a_run_gives_itself_are_found_by_lists(code: Code) -> None:
     run = await code.begin(attributes={"who": "me", "where": "here"})
     run_id = run.task.task.run_id

@@ -189,6 +189,28 @@ async def nothing_on_its_way(scene: Scene) -> bool:
     return True
 
 
+async def test_a_code_run_is_told_after_a_retry_of_the_child_that_was_cancelled_as_it_failed(code: Code) -> None:
+    """It is not started anew as that of a graph: its end is in the history that the function is fed."""
+    scene = code.scene
+    await scene.api.register(workflow(step("nobody"), workflow_id="child"))
+    run = await code.begin(start_child(1, "child"), call(2, "a"))
+    run_id = run.task.task.run_id
+    await scene.worker.fail(await scene.task("a"), PERMANENT)
+    run = await code.again(run)
+    failure = run_pb2.Failure(kind=PERMANENT, code="X", message="let through")
+    await run.advance(outcome=FAIL, failure=failure, failed_seq=run.seen[-1].seq)
+    assert state_of(await scene.api.wait(run_id)) == "FAILED"
+    await scene.call("Retry", run_id)
+    run = await code.take()
+    await run.wait()
+    [ended] = [event.child_ended for event in run.seen if event.HasField("child_ended")]
+    assert ended.state == run_pb2.RUN_STATE_CANCELLED
+    await scene.complete(await scene.task("a"), "a")
+    run = await code.again(run)
+    await run.complete()
+    assert state_of(await scene.api.wait(run_id)) == "COMPLETED"
+
+
 async def test_a_run_that_fails_again_at_once_waits_for_the_child_that_it_has_begun_anew(open_scene: OpenScene) -> None:
     """One beside it was left alone, and is not counted for it."""
     scene, roomy = await open_scene(max_map_items=2), await open_scene(max_map_items=3)

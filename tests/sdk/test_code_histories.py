@@ -10,7 +10,7 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from fencepost import AsyncClient, RunState, StepContext, Worker, WorkflowContext, step, workflow
+from fencepost import AsyncClient, RunState, StepContext, StepFailed, Worker, WorkflowContext, step, workflow
 from fencepost.v1 import run_service_pb2
 from fencepost.v1.payload_pb2 import Payload
 from tests.fixtures.api import Api
@@ -42,6 +42,31 @@ async def test_commands_that_fit_no_frame_go_out_in_parts(server: InProcessServe
     async with running(worker), AsyncClient(server.grpc_address) as client:
         handle = await client.start_run("large")
         assert await handle.result(timeout=60) == [BIG] * 20
+
+
+async def test_what_is_decided_fits_the_frames_of_the_server_however_small(
+    in_process_server: StartServer, dsn: str
+) -> None:
+    """One that is too large would end the stream, and be sent again over the next one, without end."""
+
+    def echo(text: str) -> str:
+        return text
+
+    @workflow("narrow", compatibility_id="1")
+    async def narrow(ctx: WorkflowContext) -> list[Any]:
+        parts = await asyncio.gather(*(ctx.run(echo, str(number) * 10_000) for number in range(10)))
+        try:
+            await ctx.run(echo, "x" * 40_000, undo="take-back")
+        except StepFailed as failed:
+            return [failed.code, sum(len(part) for part in parts)]
+        return []
+
+    server = await in_process_server(dsn, max_payload_bytes=48 << 10, max_frame_bytes=64 << 10)
+    worker = Worker(server.grpc_address, workflows=[narrow])
+    async with running(worker), AsyncClient(server.grpc_address) as client:
+        handle = await client.start_run("narrow")
+        assert await handle.result(timeout=30) == ["OUTPUT_NOT_RECORDABLE", 100_000]
+    assert worker.stats().reconnects == 0
 
 
 async def test_a_history_that_fits_no_frame_is_read_in_pages(server: InProcessServer) -> None:
@@ -114,6 +139,27 @@ async def test_a_run_answers_from_memory_or_by_a_replay_also_when_it_has_ended(
         assert await handle.result(timeout=30) == "end"
         assert await query(server, handle.run_id, "said") == '"end"'
         assert worker.stats().cached == 0
+
+
+@workflow("personal", compatibility_id="1")
+async def personal(ctx: WorkflowContext) -> int:
+    found = [0]
+    ctx.on_query("found", lambda: [ctx.user_id, *found])
+    await ctx.run(len, "", name=f"begin for {ctx.user_id}")
+    found[0] = await ctx.call("echo.length", repeated("x") * 3)
+    return found[0]
+
+
+async def test_a_replay_for_a_question_has_the_runs_user_and_the_servers_limits(
+    in_process_server: StartServer, dsn: str
+) -> None:
+    """Else it would differ from what the run has done."""
+    server = await in_process_server(dsn, max_payload_bytes=2 << 20)
+    worker = Worker(server.grpc_address, [length], workflows=[personal], workflow_cache=0)
+    async with running(worker), AsyncClient(server.grpc_address) as client:
+        handle = await client.start_run("personal", user_id="ada")
+        assert await handle.result(timeout=30) == 3 * BIG
+        assert await query(server, handle.run_id, "found") == f'["ada",{3 * BIG}]'
 
 
 async def test_a_question_that_has_no_answer_says_why_and_harms_nothing(server: InProcessServer) -> None:

@@ -228,6 +228,7 @@ async def _asked(session: Session, target: _Target, question: Question) -> Outco
         name=question.name,
         input=payload_out(question.input),
         seen_seq=target.seen_seq,
+        user_id=target.run.user_id,
     )
     try:
         session.ask(message, done)

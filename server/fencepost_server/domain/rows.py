@@ -94,6 +94,11 @@ class Control:
     next_run: str = ""
     """Who goes on with the work of this run."""
 
+    @property
+    def is_ending(self) -> bool:
+        """Nothing new is begun any more. A code run still decides, for its clean-up, until its function has ended."""
+        return self.ending is not None and (self.decider is None or self.decider.over)
+
     def to_json(self) -> str:
         """As stored: what differs from a new one. Written by each batch for each of its runs, so it is kept quick."""
         value: dict[str, Any] = {}

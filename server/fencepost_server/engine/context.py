@@ -219,11 +219,8 @@ class RunContext:
 
     @property
     def is_ending(self) -> bool:
-        """Nothing new is begun any more. A code run still decides, for its clean-up, until its function has ended."""
-        control = self.plain
-        if control is None or control.ending is None:
-            return False
-        return control.decider is None or control.decider.over
+        """Nothing new is begun any more."""
+        return self.plain is not None and self.plain.is_ending
 
     # What has to be read
 

@@ -50,8 +50,7 @@ async def continue_as_new(ctx: RunContext, advance: Advance) -> None:
     for key, value in (json.loads(attributes) if attributes else {}).items():
         ctx.changes.rows.add("insert_attribute", next_id, key, value, run.namespace, ctx.now)
     following = RunContext(ctx.env, new, graph)
-    deadline = await ctx.read("timer", run.run_id, 1, TimerKind.RUN_TIMEOUT)
-    start = _start(following, ctx, advance.output or Payload(json="null"), deadline[0] if deadline else None)
+    start = _start(following, ctx, advance.output or Payload(json="null"), await _run_timeout(ctx))
     await _move_signals(ctx, following)
     _move_undo_log(ctx, following)
     following.enter(0, TOP, start)
@@ -63,6 +62,14 @@ async def continue_as_new(ctx: RunContext, advance: Advance) -> None:
     following.settle()
     ctx.changes.changed.add(next_id)
     _end(ctx, next_id)
+
+
+async def _run_timeout(ctx: RunContext) -> tuple[object, ...] | None:
+    """The row of its timer; also of one that has passed in a pause, which acts when the next run is resumed."""
+    for row in await ctx.read("timer", ctx.run.run_id, 1, TimerKind.RUN_TIMEOUT):
+        return row
+    fired = await ctx.read("fired_timers", ctx.run.run_id) if ctx.control.paused else ()
+    return next((row for row in fired if row[2] == TimerKind.RUN_TIMEOUT), None)
 
 
 def _start(following: RunContext, ctx: RunContext, value: Payload, deadline: tuple[object, ...] | None) -> Value:

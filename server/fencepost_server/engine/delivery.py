@@ -102,7 +102,7 @@ async def _starts(session: Session, delivers: list[Deliver], changes: Changes) -
 
 
 def _is_ending(state: RunState, control: str | None) -> bool:
-    return state.final or (control is not None and Control.from_json(control).ending is not None)
+    return state.final or (control is not None and Control.from_json(control).is_ending)
 
 
 async def _tell_of_missing(session: Session, missing: list[Deliver], changes: Changes) -> None:

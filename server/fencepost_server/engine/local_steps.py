@@ -19,6 +19,8 @@ from fencepost_server.store.batch import LeasedDecider
 _KIND = int(EventType.LOCAL_STEP_ENDED)
 _RUNNING = int(RunState.RUNNING)
 _DECIDER = '"decider": '
+_UNTROUBLED = ", false, 0, false, 0, []]}"
+"""How a decider ends that has nothing which an accepted Advance would begin anew: refusals, and who has tried."""
 
 
 def fold(env: Environment, run: RunRow, decider: LeasedDecider, graph: Graph, report: Report) -> Answer | None:
@@ -43,7 +45,7 @@ def fold(env: Environment, run: RunRow, decider: LeasedDecider, graph: Graph, re
     if not mark or not _is_plain(head):
         return None
     advance_no, _digest, _seen, rest = tail.split(", ", 3)
-    if advance.advance_no != int(advance_no[1:]) + 1:
+    if advance.advance_no != int(advance_no[1:]) + 1 or not rest.endswith(_UNTROUBLED):
         return None
     for command in advance.commands:
         if type(command) is not LocalStep or command.options:

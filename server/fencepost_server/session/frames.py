@@ -12,7 +12,7 @@ from functools import lru_cache
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fencepost.v1 import worker_service_pb2 as pb
-from fencepost_server.domain.errors import InvalidFrame
+from fencepost_server.domain.errors import FrameTooLarge, InvalidFrame
 from fencepost_server.domain.model import Checkpoint, EventType, LeasedTask, Outcome, Payload, TaskKind
 from fencepost_server.domain.ops import AdvanceAnswer, Decide, HistoryEvent
 from fencepost_server.engine.operations import Answer, Report, ReportKind
@@ -249,6 +249,11 @@ def size_of(task: LeasedTask) -> int:
 def _size_on_wire(payload: Payload) -> int:
     """A character may take three bytes, or four, which few do."""
     return 3 * len(payload.json or "") + len(payload.binary or b"") + 3 * len(payload.metadata or "")
+
+
+def too_many(items: int, most: int) -> FrameTooLarge:
+    """What a frame is refused with that has more items than it may."""
+    return FrameTooLarge(f"{items} items are more than {most}")
 
 
 def ack_message(frame_id: int, items: Sequence[pb.ItemResult] = ()) -> pb.SessionResponse:

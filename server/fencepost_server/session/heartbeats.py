@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost_server.config import Config
-from fencepost_server.domain.errors import FencepostError, FrameTooLarge
+from fencepost_server.domain.errors import FencepostError
 from fencepost_server.domain.model import Outcome
 from fencepost_server.engine.operations import Answer
-from fencepost_server.session.frames import Ref, ref_of, result_message
+from fencepost_server.session.frames import Ref, ref_of, result_message, too_many
 from fencepost_server.store.tasks import Lease
 from fencepost_server.wire.payloads import duration, payload_in, payload_text
 from fencepost_server.wire.status import reason_number
@@ -34,7 +34,7 @@ def hear(heartbeat: pb.Heartbeat, config: Config) -> Heard:
     """Read a heartbeat. Raises FrameTooLarge for too many items."""
     for items in (len(heartbeat.tasks), len(heartbeat.progress)):
         if items > config.max_frame_items:
-            raise FrameTooLarge(f"{items} items are more than {config.max_frame_items}")
+            raise too_many(items, config.max_frame_items)
     heard = Heard()
     for index, task in enumerate(heartbeat.tasks):
         try:

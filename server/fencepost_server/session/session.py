@@ -38,6 +38,7 @@ from fencepost_server.session.frames import (
     fill_result,
     released,
     result_message,
+    too_many,
 )
 from fencepost_server.session.heartbeats import Heard, hear, results
 from fencepost_server.session.hello import Greeting
@@ -142,9 +143,8 @@ class Session:
                     out.reporting = False
                 else:
                     self._leases.drop(report.run_id, report.task_id)
-            frame = answered.get(report.frame_id)
-            if frame is None:
-                frame = answered[report.frame_id] = ack_message(report.frame_id)
+            frame_id = report.frame_id
+            frame = answered.get(frame_id) or answered.setdefault(frame_id, ack_message(frame_id))
             fill_result(frame.ack.results.add(), report.index, answer, self._max_frame_bytes)
         if not self._open:
             return tasks
@@ -372,7 +372,7 @@ class Session:
     def _answers(self, frame_id: int, frame: pb.QueryResult) -> None:
         """Answers to questions: they change nothing, so that they wait for no commit."""
         if len(frame.items) > self._config.max_frame_items:
-            self._refuse_items(frame_id, len(frame.items))
+            self._refuse(frame_id, too_many(len(frame.items), self._config.max_frame_items))
         else:
             self._send_results(frame_id, self._questions.receive(frame.items, self._config.max_payload_bytes))
 
@@ -384,7 +384,7 @@ class Session:
     ) -> None:
         """Queue what is well formed; answer at once what is not."""
         if len(items) > self._config.max_frame_items:
-            self._refuse_items(frame_id, len(items))
+            self._refuse(frame_id, too_many(len(items), self._config.max_frame_items))
             return
         reports: list[Report] = []
         refused: list[pb.ItemResult] = []
@@ -475,9 +475,8 @@ class Session:
         """Answer items of a frame, in several frames if the answers are too large for one."""
         data = frame.SerializeToString()
         if len(data) > self._max_frame_bytes and len(items := frame.ack.results) > 1:
-            middle = len(items) // 2
-            self._send_results(frame.ack.frame_id, items[:middle])
-            self._send_results(frame.ack.frame_id, items[middle:])
+            for half in (items[: len(items) // 2], items[len(items) // 2 :]):
+                self._send_results(frame.ack.frame_id, half)
         else:
             self.outbox.push_bytes(data)
             self._check_reader()
@@ -487,9 +486,6 @@ class Session:
 
     def _acknowledge(self, frame_id: int) -> None:
         self._push(ack_message(frame_id))
-
-    def _refuse_items(self, frame_id: int, items: int) -> None:
-        self._refuse(frame_id, FrameTooLarge(f"{items} items are more than {self._config.max_frame_items}"))
 
     def _refuse(self, frame_id: int, error: FencepostError) -> None:
         """A frame as a whole is refused; the stream goes on."""

@@ -176,8 +176,9 @@ class Story:
 
     def _apply(self, command: pb.Command) -> int:
         kind = command.WhichOneof("kind")
-        if kind == "record_local_step" and command.record_local_step.options:
-            self._event().input_built.node_id = command.record_local_step.name
+        record = command.record_local_step
+        if kind == "record_local_step" and record.options and not record.HasField("failure"):
+            self._event().input_built.node_id = record.name
         event = self._event()
         assert kind is not None
         _APPLY[kind](self, event, command)

@@ -68,6 +68,10 @@ async def a_text_as_a_time(ctx: WorkflowContext) -> None:
     await ctx.sleep("5s")  # type: ignore[arg-type]
 
 
+async def until_the_sun_is_cold(ctx: WorkflowContext) -> None:
+    await asyncio.sleep(1e12)
+
+
 async def a_handle_as_a_part(ctx: WorkflowContext) -> dict[str, object]:
     return {"x": ctx.run(same, 1)}
 
@@ -81,6 +85,7 @@ async def a_handle_as_a_part(ctx: WorkflowContext) -> dict[str, object]:
         (a_function_remotely, "TypeError: a handler has a name, which function is not: ctx.run takes functions"),
         (a_workflow_as_a_step, "TypeError: other is a workflow: ctx.child runs it"),
         (a_text_as_a_time, "TypeError: sleep: '5s' is no length of time: give seconds as a number, or a timedelta"),
+        (until_the_sun_is_cold, "ValueError: 1e+12 s are over 100 years: wait without a limit, or for less"),
         (
             a_handle_as_a_part,
             "OUTPUT_NOT_RECORDABLE: Handle is an awaitable, which has no JSON: await it first",
@@ -153,6 +158,21 @@ def test_functions_of_one_code_keep_their_own_names() -> None:
         return function
 
     assert [local_function(named(name), {}).name for name in ("a", "b", "a")] == ["a", "b", "a"]
+
+
+def test_functions_of_one_code_return_what_each_of_them_says() -> None:
+    """Their annotations are the same text here, and mean what each function closes over."""
+
+    def reads(kind: type[Any]) -> Any:
+        def read(value: Any) -> kind:  # type: ignore[valid-type]
+            return kind(value) if value else None
+
+        return read
+
+    texts, numbers = local_function(reads(str), {}), local_function(reads(int), {})
+    assert (texts.codec.decode(encode("7")), numbers.codec.decode(encode(7))) == ("7", 7)
+    plain = [local_function(lambda: plain, {}) for _ in range(2)]
+    assert plain[0] is plain[1]
 
 
 def test_what_a_call_returns_can_be_made_a_task() -> None:

@@ -23,6 +23,7 @@ from fencepost import (
 from fencepost.v1 import run_pb2
 from tests.unit.sdk.replaying import (
     COMPLETE,
+    CONTINUE,
     CONTINUE_AS_NEW,
     FAIL,
     OPERATIONAL,
@@ -103,6 +104,27 @@ def test_what_the_function_raises_fails_the_run_with_its_kind(
     assert story.outcome == FAIL
     assert story.failure is not None
     assert (story.failure.kind, story.failure.code) == (kind, code)
+
+
+class Strange(BaseException):
+    """What no `except Exception` catches."""
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), Strange("no")])
+def test_what_a_callback_raises_fails_the_run_whatever_it_is(error: BaseException) -> None:
+    """It would end the turn of all other runs."""
+
+    def raises() -> None:
+        raise error
+
+    @workflow("w", compatibility_id="1")
+    async def flow(ctx: WorkflowContext) -> None:
+        asyncio.get_running_loop().call_soon(raises)
+        await ctx.signal("never")
+
+    failure = decided(flow).story.failure
+    assert failure is not None
+    assert (failure.kind, failure.code, failure.message) == (FailureKind.PERMANENT, type(error).__name__, "no")
 
 
 def test_kinds_survive_wrapping_and_children() -> None:
@@ -214,6 +236,32 @@ def test_local_steps_under_way_are_recorded_before_the_run_completes() -> None:
     assert decider.story.kinds[-1] == "local_step_ended"
     assert output_of(decider) == "done"
     replayed(function, decider.story)
+
+
+def test_an_end_that_would_fit_no_frame_with_what_is_recorded_before_it_comes_after_that() -> None:
+    """A step that can be undone has two payloads, an end has one, and a frame room for less than three."""
+    largest = "x" * ((1 << 20) - 2)
+
+    def same(text: str) -> str:
+        return text
+
+    @workflow("w", compatibility_id="1")
+    async def flow(ctx: WorkflowContext) -> str:
+        _open = ctx.run(same, largest, undo="take-back")
+        await ctx.sleep(1)
+        return largest
+
+    decider = Decider(flow, Story())
+    [call] = decider.run.local_steps()
+    assert decider.step()
+    decider.story.fire(decider.story.first("timer"))
+    decider.catch_up()
+    decider.run.local_ended(call.op, result_of(call), 1)
+    decider.go()
+    assert [sent.outcome for sent in decider.sent] == [CONTINUE, CONTINUE, COMPLETE]
+    assert all(sent.size < (3 << 20) - 2048 for sent in decider.sent)
+    assert output_of(decider) == largest
+    replayed(flow, decider.story)
 
 
 def test_a_run_goes_on_as_a_new_one_when_what_was_open_is_over() -> None:

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
-from fencepost import Workflow, WorkflowContext, workflow
-from fencepost.advances import Answered, Given, Leaving, Lost, News, Pushed, Refused, Repeated
+from fencepost import PermanentError, StepFailed, Workflow, WorkflowContext, workflow
+from fencepost.advances import Answered, Asked, Given, Leaving, Lost, News, Pushed, Refused, Repeated
 from fencepost.codec import NULL
 from fencepost.decider import Decider
 from fencepost.decisions import Decision
@@ -26,6 +27,7 @@ from fencepost.session import Session
 from fencepost.v1 import worker_service_pb2 as pb
 from tests.fixtures.waiting import eventually
 from tests.unit.sdk.replaying import COMPLETE, CONTINUE, WAIT, Story
+from tests.unit.sdk.test_watchdog import spin, watching
 
 BLOCK = pb.ADVANCE_OUTCOME_BLOCK
 
@@ -241,6 +243,38 @@ async def test_events_before_its_own_that_did_not_fit_the_answer_are_read(stage_
     assert stage.output_of("r") == "4"
 
 
+@pytest.mark.parametrize("fails", [True, False])
+async def test_the_event_just_before_its_own_is_read_if_it_did_not_fit_the_answer(
+    stage_of: Callable[..., Stage], fails: bool
+) -> None:
+    """Also if its own is of a step that can be undone: only of one that has completed, its input comes before it."""
+
+    def act() -> None:
+        if fails:
+            raise PermanentError("no", code="NO")
+
+    @workflow("acts", compatibility_id="1")
+    async def acts(ctx: WorkflowContext) -> Any:
+        try:
+            await ctx.run(act, undo="take-back")
+        except StepFailed:
+            return await ctx.signal("say")
+        return await ctx.signal("say")
+
+    stage = stage_of(acts)
+    stage.answers = False
+    story = stage.begin(acts)
+    await stage.said(1)
+    story.signal("say", "heard")
+    stage.answer(stage.leases["r"], stage.items[0][1], forgotten=1)
+    (reading,) = await eventually(lambda: stage.readings)
+    assert (reading.after_seq, reading.until_seq) == (1, 2)
+    stage.answers = True
+    stage.tell(Page(reading, story.history[1:2], is_last=True))
+    await eventually(lambda: stage.outcomes[-1] == COMPLETE)
+    assert stage.output_of("r") == '"heard"'
+
+
 async def test_events_that_come_amid_an_advance_are_fed_after_its_answer(stage_of: Callable[..., Stage]) -> None:
     stage = stage_of(waits)
     stage.answers = False
@@ -340,6 +374,28 @@ async def test_a_session_that_leaves_gives_back_what_has_nothing_to_record(stage
     assert len(stage.stories["r"].history) == 2, "the step was recorded, and the next one was not begun"
 
 
+async def test_a_run_that_does_not_end_after_a_question_holds_up_no_other_news(stage_of: Callable[..., Stage]) -> None:
+    @workflow("endless", compatibility_id="1")
+    async def endless(ctx: WorkflowContext) -> None:
+        ctx.on_query("name", lambda: "endless")
+        try:
+            await ctx.signal("never")
+        finally:
+            spin()
+
+    stage = stage_of(endless, waits, deadlock=0.05)
+    story = Story()
+    query = pb.Query(query_id="q", run_id="q", workflow_id="endless", compatibility_id="1", name="name", last_seq=1)
+    stage.tell(Asked(stage.session, query, 1 << 20))
+    (reading,) = await eventually(lambda: stage.readings)
+    with watching(stage.decider.watchdog):
+        stage.stories["r"] = Story()
+        stage.tell(Page(reading, story.history, is_last=True))
+        stage.give(waits)
+        await stage.said(1)
+    assert stage.answered[0].item.output.json == '"endless"'
+
+
 async def test_a_run_at_which_the_sdk_itself_fails_is_given_up_and_not_kept_for_ever(
     stage_of: Callable[..., Stage],
 ) -> None:
@@ -352,3 +408,26 @@ async def test_a_run_at_which_the_sdk_itself_fails_is_given_up_and_not_kept_for_
     assert run == "r"
     assert isinstance(said, Failed)
     assert (said.kind, said.code) == (FailureKind.OPERATIONAL, "WORKER_FAULT")
+
+
+async def test_a_run_at_which_the_sdk_fails_amid_an_advance_is_given_up_when_that_is_answered(
+    stage_of: Callable[..., Stage],
+) -> None:
+    """Before, nothing can be said of the lease: only one thing at a time."""
+    stage = stage_of(steps)
+    stage.answers = False
+    stage.begin(steps, input=1)
+    await stage.said(1)
+    lease = stage.leases["r"]
+    stage.tell(Pushed(lease, None))  # type: ignore[arg-type]  # a fault of whatever kind
+    await eventually(lambda: stage.decider.cached == 0)
+    answers: list[Callable[[], None]] = [
+        partial(stage.answer, lease, stage.items[0][1]),
+        partial(stage.tell, Repeated(lease)),
+        partial(stage.tell, Refused(lease, "OVERLOADED", "not now", at_fault=False)),
+    ]
+    for answer in answers:
+        stage.ended.clear()
+        answer()
+        await eventually(lambda: stage.ended)
+        assert stage.ended == [("r", Released())]

@@ -83,10 +83,11 @@ class Behind:
 
 @dataclass(slots=True)
 class Asked:
-    """A query came over ``session``, which takes its answer."""
+    """A query came over ``session``, which takes its answer. ``max_payload_bytes``: as of the leases there."""
 
     session: Session
     query: pb.Query
+    max_payload_bytes: int
 
 
 class Leaving:

@@ -24,12 +24,14 @@ from fencepost.deterministic.guard import guarded
 from fencepost.errors import NotDecodable, NotEncodable
 from fencepost.failure import INPUT_NOT_DECODABLE, Completed, Failed, clean, not_recordable
 from fencepost.history import HANDLERS, passed_by, payload_of
+from fencepost.lease import MAX_ADVANCE_BYTES
 from fencepost.models import Failure, FailureKind
 from fencepost.op_book import OpBook, logger
 from fencepost.ops import ATTRIBUTES, LOCAL, LocalCall, Op
 from fencepost.outcomes import CancelIgnored, continue_as_new_of, failed_seq_of, failure_of_function, step_failed
 from fencepost.v1 import run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
+from fencepost.watchdog import TurnInterrupted
 from fencepost.workflow import Workflow
 from fencepost.workflow_context import WorkflowContext
 from fencepost.workflow_errors import NondeterminismError
@@ -40,8 +42,10 @@ _CONTINUE_AS_NEW, _BLOCK = pb.ADVANCE_OUTCOME_CONTINUE_AS_NEW, pb.ADVANCE_OUTCOM
 _MAX_CANCELS = 100
 _MAX_TOLD = 5
 _MAX_PAYLOAD_BYTES = 1 << 20
-# With one more payload, an output or a command's, it has to fit into any frame of 3 MiB.
-_MAX_ADVANCE_BYTES = 1 << 20
+# What is more waits for the next one, so that no frame is needlessly large.
+_COMMANDS_BYTES = 1 << 20
+_ADVANCE_SLACK = 2048
+_COMMAND_OVERHEAD = 8
 _MAX_COMMANDS = 5_000
 
 _End = tuple[pb.AdvanceOutcome.ValueType, Value | None, Failed | None]
@@ -51,7 +55,8 @@ class CodeRun:
     """One run of ``workflow`` in memory.
 
     ``seen_seq`` and ``advance_no`` are those of the DECIDE task. ``on_input_change`` says what becomes of an op whose
-    input is not what the history has: a warning, or NondeterminismError. ``max_payload_bytes`` bounds its output.
+    input is not what the history has: a warning, or NondeterminismError. ``max_payload_bytes`` bounds its output,
+    ``max_advance_bytes`` each of its Advances.
     """
 
     def __init__(
@@ -65,12 +70,14 @@ class CodeRun:
         fencing_token: int = 0,
         on_input_change: Literal["warn", "block"] = "warn",
         max_payload_bytes: int = _MAX_PAYLOAD_BYTES,
+        max_advance_bytes: int = MAX_ADVANCE_BYTES,
     ) -> None:
         self.workflow = workflow
         self.run_id = run_id
         self.advance_no = advance_no
         self.fencing_token = fencing_token
         self._max_payload_bytes = max_payload_bytes
+        self._max_advance_bytes = max_advance_bytes - _ADVANCE_SLACK
         self.book = OpBook(run_id, seen_seq, on_input_change)
         self._context = WorkflowContext(self.book, workflow, user_id, max_payload_bytes)
         self.count = self._context.count
@@ -199,6 +206,8 @@ class CodeRun:
         for op in begun:
             assert op.call is not None  # all local ops have one
             op.local = LocalCall(op.number, op.name, op.call, self.run_id, self.fencing_token)
+            if op.options:
+                op.local.max_output_bytes = self._max_advance_bytes - op.input.size - len(op.options)
             self._under_way[op.number] = op
             calls.append(op.local)
         return calls
@@ -223,7 +232,7 @@ class CodeRun:
         ends = outcome not in (_CONTINUE, _WAIT)
         if not book.unsent and not ends and (outcome == _CONTINUE or self._idle):
             return None
-        unsent, commands = self._fitting()
+        unsent, commands, room = self._fitting()
         if self._fails:
             # What is recorded yet was asked for before: if the run is retried, what came then is decided on anew.
             # Unless the function has acted on the failure that it ended with: then it can't be retried.
@@ -234,7 +243,7 @@ class CodeRun:
             decision = Decision(
                 self.advance_no + 1, seen, outcome, commands, output=output, failure=failure, failed_seq=failed_seq
             )
-        elif len(unsent) < len(book.unsent):
+        elif len(unsent) < len(book.unsent) or (commands and output is not None and output.size > room):
             # The rest goes with the next Advance, and only then the run waits or ends. Until then not all that was
             # decided on the events seen is recorded, so they do not count as seen.
             book.unsent = dict(list(book.unsent.items())[len(unsent) :])
@@ -263,19 +272,22 @@ class CodeRun:
         for unnoticed in self.book.unnoticed():
             logger.warning("[%s] nobody has awaited what failed: %s", self.run_id, unnoticed)
 
-    def _fitting(self) -> tuple[list[Unsent], list[pb.Command]]:
-        """As many of the commands that wait as one Advance may have, at least one, with what they are of."""
+    def _fitting(self) -> tuple[list[Unsent], list[pb.Command], int]:
+        """As many of the commands that wait as one Advance may have, at least one, with what they are of; and how many
+        bytes they leave for the payload of an end.
+        """
         unsent: list[Unsent] = []
         commands: list[pb.Command] = []
-        room = _MAX_ADVANCE_BYTES
+        size, most = 0, min(_COMMANDS_BYTES, self._max_advance_bytes)
         for item in self.book.unsent.values():
             command = command_of(item)
-            room -= command.ByteSize()
-            if commands and (room < 0 or len(commands) >= _MAX_COMMANDS):
+            more = command.ByteSize() + _COMMAND_OVERHEAD
+            if commands and (size + more > most or len(commands) >= _MAX_COMMANDS):
                 break
+            size += more
             unsent.append(item)
             commands.append(command)
-        return unsent, commands
+        return unsent, commands, self._max_advance_bytes - size
 
     @property
     def _fails(self) -> bool:
@@ -429,7 +441,9 @@ class CodeRun:
                         # There it may be somebody at the keyboard, who means the program.
                         raise
                     # A task of the user's raised it, and has it as its outcome.
-                except Exception as error:  # noqa: BLE001 - raised by callbacks of the user's: the run's failure
+                except TurnInterrupted:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - raised by callbacks of the user's: the run's failure
                     if self._end is None:
                         self._fail(error)
 

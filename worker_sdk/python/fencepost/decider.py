@@ -32,7 +32,7 @@ from fencepost.queries import Answer, Queries
 from fencepost.run_cache import Limits, RunCache, RunEntry
 from fencepost.session import Session
 from fencepost.v1 import worker_service_pb2 as pb
-from fencepost.watchdog import TurnInterrupted, Watchdog
+from fencepost.watchdog import REPLAYED_A_SECOND, TurnInterrupted, Watchdog
 from fencepost.workflow_errors import NondeterminismError
 
 if TYPE_CHECKING:
@@ -49,8 +49,6 @@ A = TypeVar("A")
 DEADLOCK = "DEADLOCK"
 HISTORY_NOT_READ = "HISTORY_NOT_READ"
 WORKER_FAULT = "WORKER_FAULT"
-REPLAYED_A_SECOND = 10_000
-"""How many events of a history are granted a second of their own, over the limit of a turn."""
 
 _ENDS = frozenset({pb.ADVANCE_OUTCOME_COMPLETE, pb.ADVANCE_OUTCOME_FAIL, pb.ADVANCE_OUTCOME_CONTINUE_AS_NEW})
 
@@ -165,10 +163,8 @@ class Decider:
                 entry.target = heard.last_seq
                 self._go_on(entry)
         elif isinstance(heard, Lost | Repeated):
-            entry = self._of(heard.lease)
-            if entry is not None:
-                # After a repeat only the history has the numbers of its events: the run comes anew with it.
-                self._give_up(entry, Released())
+            # After a repeat only the history has the numbers of its events: the run comes anew with it.
+            self._give_back(heard.lease, Released())
         elif isinstance(heard, Refused):
             self._refused(heard)
         elif isinstance(heard, Page):
@@ -207,6 +203,7 @@ class Decider:
                 fencing_token=lease.token,
                 on_input_change=self._limits.on_input_change,
                 max_payload_bytes=lease.max_payload_bytes,
+                max_advance_bytes=lease.max_advance_bytes,
             )
             entry = RunEntry(lease.run_id, run)
             if lease.after_seq:
@@ -276,9 +273,11 @@ class Decider:
     def _answered(self, heard: Answered) -> None:
         """An Advance was accepted."""
         entry = self._of(heard.lease)
-        if entry is None:
-            return
         result = heard.result
+        if entry is None:
+            if result.kept:
+                self._give_back(heard.lease, Released())
+            return
         before, entry.in_flight, entry.unsent = entry.events_before(), None, 0
         if entry.ends and not result.end_refused:
             if result.kept:
@@ -314,13 +313,10 @@ class Decider:
 
     def _refused(self, heard: Refused) -> None:
         """An Advance was not accepted, but the lease stands: what is in memory counts for nothing."""
-        entry = self._of(heard.lease)
-        if entry is None:
-            return
-        logger.error("run %s: what its worker decided was refused: %s: %s", entry.run_id, heard.code, heard.message)
-        entry.in_flight = None
+        run_id = heard.lease.run_id
+        logger.error("run %s: what its worker decided was refused: %s: %s", run_id, heard.code, heard.message)
         failure = Failed(FailureKind.OPERATIONAL, clean(heard.code, 200), clean(heard.message))
-        self._give_up(entry, failure if heard.at_fault else Released())
+        self._give_back(heard.lease, failure if heard.at_fault else Released())
 
     # Local steps.
 
@@ -433,13 +429,19 @@ class Decider:
         if lease is not None:
             self._say((lease, outcome))
 
-    def _fault(self, lease: DecideLease, error: Exception) -> None:
-        """Give a lease up, so that its run does not stand still behind a line in a log."""
+    def _give_back(self, lease: DecideLease, outcome: Failed | Released) -> None:
+        """As ``_give_up``, of a lease whose run may be in memory no longer: nobody would decide it."""
         entry = self._of(lease)
         if entry is not None:
             self._evict(entry)
+        self._say((lease, outcome))
+
+    def _fault(self, lease: DecideLease, error: Exception) -> None:
+        """Give a lease up, so that its run does not stand still behind a line in a log. With an Advance on its way this
+        is not heard: the answer to that finds no run then, and gives it back.
+        """
         text = clean(f"a fault of the worker: {type(error).__name__}: {error}")
-        self._say((lease, Failed(FailureKind.OPERATIONAL, WORKER_FAULT, text)))
+        self._give_back(lease, Failed(FailureKind.OPERATIONAL, WORKER_FAULT, text))
 
     def _drop_steps(self, entry: RunEntry) -> None:
         for step in list(entry.steps.values()):
@@ -455,10 +457,7 @@ class Decider:
             entry.reading.given_up = True
             entry.reading = None
         asked, entry.asked = entry.asked, []
-        try:
-            self.watchdog.run(entry, 0.0, entry.run.evict)
-        except TurnInterrupted:
-            logger.exception("%s does not end when it is dropped", entry)
+        self.watchdog.drop(entry, entry.run.evict)
         for question in asked:
             self._queries.replay(question)
 

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 # one does for servers, which do not sleep.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC) if hasattr(time, "CLOCK_MONOTONIC") else None
 
+MAX_ADVANCE_BYTES = (3 << 20) - 1024
+"""Until a server has said how large its frames are."""
+
 
 def clock() -> float:
     """Seconds on a clock that only goes forward and runs while the machine sleeps; only differences mean
@@ -231,7 +234,7 @@ class DecideLease(Lease):
     ``events`` are taken over by the decider, which leaves nothing: they would keep their whole frame in memory.
     """
 
-    __slots__ = ("advance_no", "after_seq", "compatibility_id", "events", "last_seq", "seen_seq")
+    __slots__ = ("advance_no", "after_seq", "compatibility_id", "events", "last_seq", "max_advance_bytes", "seen_seq")
 
     def __init__(
         self,
@@ -271,3 +274,5 @@ class DecideLease(Lease):
         self.advance_no = decide.advance_no
         self.seen_seq = decide.seen_seq
         self.compatibility_id = decide.compatibility_id
+        # Of the session: the largest Advance that has a frame to itself.
+        self.max_advance_bytes = MAX_ADVANCE_BYTES

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -118,13 +119,15 @@ def local_function(callee: Callable[..., Any], names: Mapping[str, Any]) -> Loca
     # A wrapper's code is that of all wrappers made by one decorator; what they wrap differs.
     if type(callee) is types.FunctionType and "__wrapped__" not in callee.__dict__:
         code, annotation = callee.__code__, callee.__annotations__.get("return")
-        named = _by_code.get(code)
-        if named is None:
-            named = _by_code[code] = {}
-        known = named.get(callee.__name__)
-        if known is None or known[0] is not annotation:
-            known = named[callee.__name__] = (annotation, LocalFunction(callee, names))
-        return known[1]
+        # A text that names what the function closes over means another type in each function of that code.
+        if not (type(annotation) is str and code.co_freevars) or _words(annotation).isdisjoint(code.co_freevars):
+            named = _by_code.get(code)
+            if named is None:
+                named = _by_code[code] = {}
+            known = named.get(callee.__name__)
+            if known is None or known[0] is not annotation:
+                known = named[callee.__name__] = (annotation, LocalFunction(callee, names))
+            return known[1]
     if type(callee) is types.MethodType and type(callee.__func__) is types.FunctionType:
         # Each look at a method makes a new object.
         made = _by_method.get(callee.__func__)
@@ -140,6 +143,11 @@ def local_function(callee: Callable[..., Any], names: Mapping[str, Any]) -> Loca
         with contextlib.suppress(TypeError):
             _by_object[callee] = made
     return made
+
+
+@functools.lru_cache(maxsize=1000)
+def _words(annotation: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", annotation))
 
 
 def _name_of(function: Callable[..., Any]) -> str:

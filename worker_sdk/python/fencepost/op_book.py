@@ -31,6 +31,8 @@ from fencepost.workflow_errors import NondeterminismError, OpFailed
 logger = logging.getLogger("fencepost.workflow")
 
 _MAX_FAILED = 32
+_MAX_TIMER = 100 * 366 * 86_400.0
+"""Seconds; the contract's bound. That of `ctx.sleep` is lower."""
 
 shield: contextvars.ContextVar[bool] = contextvars.ContextVar("fencepost_shield", default=False)
 """Whether what is asked for here goes on when the run is about to end."""
@@ -149,7 +151,12 @@ class OpBook:
         return self.now[0] + self.now[1] / 1e9
 
     def timer(self, delay: float, fire: Callable[[], None], /) -> Op | None:
-        """A timer of the loop (asyncio.sleep and timeouts); None, never to fire, if the run is about to end."""
+        """A timer of the loop (asyncio.sleep and timeouts); None, never to fire, if the run is about to end.
+
+        Raises ValueError for more than 100 years, which no server would take.
+        """
+        if delay > _MAX_TIMER:
+            raise ValueError(f"{delay:g} s are over 100 years: wait without a limit, or for less")
         op = self.new_op(SLEEP, "")
         if op is not None:
             op.seconds = delay

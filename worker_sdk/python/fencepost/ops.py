@@ -210,6 +210,7 @@ class LocalCall:
         "function",
         "is_async",
         "lease",
+        "max_output_bytes",
         "name",
         "op",
         "retry",
@@ -227,6 +228,8 @@ class LocalCall:
         self.timeout = call.timeout
         self.is_async = call.local.is_async
         self.cancelled = False
+        self.max_output_bytes: int | None = None
+        """What a frame has room for beside the input that is recorded for an undo; None without one."""
         self.run_id = run_id
         self.fencing_token = fencing_token
         self.lease: Lease | None = None
@@ -254,9 +257,11 @@ class LocalCall:
         if output is None:
             return NOTHING
         value = self._call.local.encode(output)
-        size = value.size
+        size, room = value.size, self.max_output_bytes
         if size > max_payload_bytes:
             raise NotEncodable(f"{size} bytes, over the limit of {max_payload_bytes}: return a reference instead")
+        if room is not None and size > room:
+            raise NotEncodable(f"{size} bytes, which with the input that its undo needs fit no frame: use references")
         return Completed(value, size)
 
     def _lease(self, attempt: int) -> Lease:

@@ -18,7 +18,7 @@ from fencepost.history_pages import Page, Reading
 from fencepost.models import FailureKind, fill_payload, value_of
 from fencepost.v1 import run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
-from fencepost.watchdog import TurnInterrupted, Watchdog
+from fencepost.watchdog import REPLAYED_A_SECOND, TurnInterrupted, Watchdog
 from fencepost.workflow_errors import NondeterminismError, UnknownQuery
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fencepost.worker")
 
 UNKNOWN_QUERY = "UNKNOWN_QUERY"
-_REPLAYED_A_SECOND = 10_000
 _MAX_ANSWER_BYTES = 1 << 20
 
 
@@ -91,10 +90,17 @@ class Queries:
     def _replayed(self, replay: _Replay) -> None:
         query = replay.asked.query
         workflow = self._workflows[query.workflow_id, query.compatibility_id]
-        run = CodeRun(workflow, query.run_id, seen_seq=query.seen_seq, advance_no=0)
+        run = CodeRun(
+            workflow,
+            query.run_id,
+            seen_seq=query.seen_seq,
+            advance_no=0,
+            user_id=query.user_id,
+            max_payload_bytes=replay.asked.max_payload_bytes,
+        )
         subject = f"run {query.run_id} of workflow {query.workflow_id}, replayed for a query,"
         try:
-            self._watchdog.run(subject, len(replay.events) / _REPLAYED_A_SECOND, run.feed, replay.events)
+            self._watchdog.run(subject, len(replay.events) / REPLAYED_A_SECOND, run.feed, replay.events)
         except NondeterminismError as error:
             self._fail(replay.asked, Failed(FailureKind.PERMANENT, error.reason, clean(error.message)))
         except (TurnInterrupted, Exception) as error:
@@ -103,7 +109,7 @@ class Queries:
         else:
             self.answer(replay.asked, run)
         finally:
-            self._watchdog.run(subject, 0.0, run.evict)
+            self._watchdog.drop(subject, run.evict)
 
     def answer(self, asked: Asked, run: CodeRun) -> None:
         """Let a run in memory answer."""

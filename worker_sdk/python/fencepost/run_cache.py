@@ -88,11 +88,14 @@ class RunEntry:
         )
 
     def events_before(self) -> int:
-        """How many events of its own the Advance on its way writes before that of its first command: the input that
-        the undo of a local step will have.
+        """How many events of its own the Advance on its way writes before that of its first command: if that is of a
+        local step that has completed and can be undone, the input that its undo will have.
         """
         item = self.in_flight
-        return int(item is not None and bool(item.commands) and bool(item.commands[0].record_local_step.options))
+        if item is None or not item.commands:
+            return 0
+        step = item.commands[0].record_local_step
+        return int(bool(step.options) and not step.HasField("failure"))
 
     def buffer(self, events: list[run_pb2.Event]) -> None:
         """Keep events that are to be fed, but for what is here already."""

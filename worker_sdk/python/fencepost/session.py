@@ -288,7 +288,7 @@ class Session:
                 if isinstance(lease, DecideLease):
                     effects.news.append(Pushed(lease, pushed))
         elif kind == "query":
-            effects.news.append(Asked(self, frame.query))
+            effects.news.append(Asked(self, frame.query, self._max_payload_bytes))
         elif kind == "ping":
             self._pongs.append(frame.ping.number)
         elif kind == "revoke":
@@ -352,6 +352,7 @@ class Session:
             ledger.add(lease, now)
             shortest = min(shortest, lease.lease_seconds)
             if isinstance(lease, DecideLease) and lease.step is not UNKNOWN_STEP:
+                lease.max_advance_bytes = self._max_frame_bytes - _FRAME_SLACK
                 effects.news.append(Given(lease))
             elif lease.step is not UNKNOWN_STEP:
                 effects.start.append(lease)

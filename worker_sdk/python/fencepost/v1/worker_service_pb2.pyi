@@ -1891,6 +1891,7 @@ class Query(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     INPUT_FIELD_NUMBER: _builtins.int
     SEEN_SEQ_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
     query_id: _builtins.str
     """Names the question."""
     run_id: _builtins.str
@@ -1905,6 +1906,8 @@ class Query(_message.Message):
     """Which of the function's queries."""
     seen_seq: _builtins.int
     """The largest seen_seq of an accepted Advance, as Decide.seen_seq."""
+    user_id: _builtins.str
+    """On whose behalf the run runs, as Task.user_id; may be empty."""
     @_builtins.property
     def input(self) -> _payload_pb2.Payload:
         """Its arguments."""
@@ -1920,10 +1923,11 @@ class Query(_message.Message):
         name: _builtins.str = ...,
         input: _payload_pb2.Payload | None = ...,
         seen_seq: _builtins.int = ...,
+        user_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compatibility_id", b"compatibility_id", "input", b"input", "last_seq", b"last_seq", "name", b"name", "query_id", b"query_id", "run_id", b"run_id", "seen_seq", b"seen_seq", "workflow_id", b"workflow_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compatibility_id", b"compatibility_id", "input", b"input", "last_seq", b"last_seq", "name", b"name", "query_id", b"query_id", "run_id", b"run_id", "seen_seq", b"seen_seq", "user_id", b"user_id", "workflow_id", b"workflow_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
