@@ -296,6 +296,13 @@ async def test_without_auto_skip_only_skip_lets_time_pass(start: Start) -> None:
 async def test_time_goes_forward_only(env: AsyncEnvironment) -> None:
     with pytest.raises(ValueError, match="time goes forward only"):
         await env.skip(-DAY)
+    with pytest.raises(ValueError, match="skip: -5 is no length of time"):
+        await env.skip(-5)
+    wrong: Any = "5s"
+    with pytest.raises(TypeError, match="skip: '5s' is no length of time: give seconds as a number, or a timedelta"):
+        await env.skip(wrong)
+    before = await env.now()
+    assert about(await env.skip(DAY.total_seconds()), before + DAY)
     first = await env.now()
     await env.skip(dt.timedelta())
     assert first <= await env.now() < first + A_MOMENT

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar, overload
 
 from fencepost.client import Client
+from fencepost.policies import Seconds
 from fencepost.steps import Step
 from fencepost.testing.kit import AnyRun, Kit, id_of, workflow_id_of
 from fencepost.testing.workers import Patience, make_worker
@@ -85,7 +86,7 @@ class Environment:
         self._kit.call(self._kit.finish(id_of(run), timeout))
         return self.client.handle(id_of(run)).result(type=type)
 
-    def skip(self, by: dt.timedelta, *, timeout: float = 60.0) -> dt.datetime:
+    def skip(self, by: Seconds, *, timeout: float = 60.0) -> dt.datetime:
         """Let that much time pass, as `AsyncEnvironment.skip`."""
         return self._kit.call(self._kit.skip(by, timeout))
 
