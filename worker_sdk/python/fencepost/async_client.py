@@ -30,7 +30,7 @@ from fencepost.models import (
     Signalled,
     StartRun,
 )
-from fencepost.plans import PAGE_SIZE, Call, Page, Pause, Plan
+from fencepost.plans import PAGE_SIZE, Call, Page, Pause, Plan, outside_of_workflows
 from fencepost.policies import Seconds
 from fencepost.schedule_calls import ScheduleRequests
 from fencepost.schedule_client import AsyncSchedules
@@ -49,6 +49,7 @@ class AsyncClient:
     """
 
     def __init__(self, target: str = "127.0.0.1:7654", *, namespace: str = "default", timeout: float = 30.0) -> None:
+        outside_of_workflows()
         self._targets = Targets(target)
         self._requests = Requests(namespace, timeout)
         self._schedules = ScheduleRequests(namespace, timeout)
@@ -220,6 +221,7 @@ class AsyncClient:
 
         Each event comes once, in order; a stream that breaks is made again by itself.
         """
+        outside_of_workflows()
         watch = self._requests.watch(run_id, after_seq)
         while not watch.finished:
             stub = run_service_pb2_grpc.RunServiceStub(self._channel())
@@ -325,6 +327,7 @@ class AsyncClient:
 
     async def _run(self, plan: Plan[T]) -> T:
         """Do what a plan asks for, until it returns."""
+        outside_of_workflows()
         try:
             action = next(plan)
             while True:

@@ -38,7 +38,7 @@ from fencepost.models import (
     Signalled,
     StartRun,
 )
-from fencepost.plans import PAGE_SIZE, Call, Page, Pause, Plan, Service
+from fencepost.plans import PAGE_SIZE, Call, Page, Pause, Plan, Service, outside_of_workflows
 from fencepost.policies import Seconds
 from fencepost.schedule_calls import ScheduleRequests
 from fencepost.schedule_client import Schedules
@@ -72,6 +72,7 @@ class Client:
         timeout: float = 30.0,
         channel: grpc.Channel | None = None,
     ) -> None:
+        outside_of_workflows()
         self._targets = Targets(target)
         self._requests = Requests(namespace, timeout)
         self._schedules = ScheduleRequests(namespace, timeout)
@@ -237,6 +238,7 @@ class Client:
 
         Each event comes once, in order; a stream that breaks is made again by itself.
         """
+        outside_of_workflows()
         watch = self._requests.watch(run_id, after_seq)
         while not watch.finished:
             stub = run_service_pb2_grpc.RunServiceStub(self._channel())
@@ -338,6 +340,7 @@ class Client:
 
     def _run(self, plan: Plan[T]) -> T:
         """Do what a plan asks for, until it returns."""
+        outside_of_workflows()
         try:
             action = next(plan)
             while True:
