@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from fencepost import AsyncClient, Client, RunState, StartRun, step
+from fencepost import AsyncClient, Client, RunState, StartRun, WorkflowContext, step, workflow
 from fencepost.v1 import run_pb2
 from fencepost.v1 import run_service_pb2 as runs
 from tests.unit.sdk.answering import BATCH, LIST, START, Server
@@ -17,6 +17,14 @@ from tests.unit.sdk.answering import BATCH, LIST, START, Server
 
 @step("mail.send")
 def send(text: str) -> None: ...
+
+
+@workflow("tick", compatibility_id="1")
+async def tick(ctx: WorkflowContext) -> None: ...
+
+
+@workflow("greet", compatibility_id="1")
+async def greet(ctx: WorkflowContext, name: str = "") -> None: ...
 
 
 WRONG = pytest.mark.parametrize(
@@ -39,6 +47,11 @@ WRONG = pytest.mark.parametrize(
         (TypeError, {"user_id": 5, "dedupe_key": b"d"}, "user_id: it is text, not 5; dedupe_key: it is text, not b'd'"),
         (TypeError, {"priority": "high"}, "priority: a whole number from 1 to 5, not 'high'"),
         (TypeError, {"workflow_id": send}, "the step mail.send is no workflow: start one that runs it"),
+        (
+            TypeError,
+            {"workflow_id": tick, "input": "x"},
+            "input: workflow tick takes none, so 'x' would be lost",
+        ),
         (TypeError, {"workflow_id": len}, "a workflow is its id or a function with @workflow, not <built-in"),
     ],
 )
@@ -81,6 +94,18 @@ async def test_a_list_that_can_not_be_right(
         client.list_runs(**arguments)
     with pytest.raises(TypeError, match=said):
         await anext(async_client.list_runs(**arguments))
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"), [((tick,), ""), (("tick", None), ""), (("tick", "x"), '"x"'), ((greet, "Ada"), '"Ada"')]
+)
+def test_an_input_is_sent_to_what_takes_one_or_may_take_one(
+    server: Server, client: Client, given: tuple[Any, ...], sent: str
+) -> None:
+    asked = server.ask(client.start_run, *given)
+    request = server.answer(START, runs.StartRunResponse(run_id="r1"))
+    assert request.input.json == sent
+    asked.result(5)
 
 
 def test_lengths_of_time_are_seconds_or_timedeltas(server: Server, client: Client) -> None:

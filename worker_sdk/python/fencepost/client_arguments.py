@@ -18,7 +18,7 @@ from fencepost.workflow import Workflow
 def check_start(start: StartRun) -> None:
     """Raise TypeError or ValueError that names every argument of a start which can't be right."""
     faults: list[Fault] = [
-        *_workflow_faults(start.workflow_id),
+        *_workflow_faults(start.workflow_id, start.input),
         *text_faults(
             request_key=start.request_key,
             user_id=start.user_id,
@@ -69,13 +69,17 @@ def state_faults(states: Iterable[object]) -> Iterator[Fault]:
             yield TypeError(f"states: a RunState, its name, or a list of them, not {state!r}")
 
 
-def _workflow_faults(workflow: object) -> Iterator[Fault]:
+def _workflow_faults(workflow: object, given: object) -> Iterator[Fault]:
     if isinstance(workflow, Step):
         yield TypeError(
             f"workflow_id: the step {workflow.name} is no workflow: start one that runs it, "
             "a manifest or a function with @workflow"
         )
-    elif not isinstance(workflow, str | Workflow):
+    elif isinstance(workflow, Workflow):
+        if given is not None and not workflow.takes_input:
+            told = repr(given)[:100]
+            yield TypeError(f"input: workflow {workflow.workflow_id} takes none, so {told} would be lost: leave it out")
+    elif not isinstance(workflow, str):
         yield TypeError(f"workflow_id: a workflow is its id or a function with @workflow, not {workflow!r}")
 
 

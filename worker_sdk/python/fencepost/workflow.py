@@ -148,6 +148,11 @@ class Workflow(Generic[P, R]):
                 raise TypeError(f"workflow {self.workflow_id}: an annotation can't be resolved: {error}") from error
 
     @property
+    def takes_input(self) -> bool:
+        """Whether the function takes anything beside the context."""
+        return self._input is not None
+
+    @property
     def output_codec(self) -> Codec[Any]:
         """How its output is read."""
         self.prepare()

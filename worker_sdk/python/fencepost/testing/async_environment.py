@@ -12,7 +12,7 @@ from fencepost.async_client import AsyncClient
 from fencepost.policies import Seconds
 from fencepost.steps import Step
 from fencepost.testing.bridged_client import BridgedClient
-from fencepost.testing.kit import AnyRun, Kit, id_of, workflow_id_of
+from fencepost.testing.kit import AnyRun, Kit, id_of
 from fencepost.testing.workers import Patience, make_worker
 from fencepost.worker import Worker
 
@@ -70,7 +70,7 @@ class AsyncEnvironment:
         """Start a run and return its `result`. ``workflow`` is an id or a function with `@workflow`; ``options`` are
         those of `AsyncClient.start_run`.
         """
-        handle = await self.client.start_run(workflow_id_of(workflow), input, **options)
+        handle = await self.client.start_run(workflow, input, **options)
         return await self.result(handle, type=type, timeout=timeout)
 
     @overload

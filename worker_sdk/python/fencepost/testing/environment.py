@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 from fencepost.client import Client
 from fencepost.policies import Seconds
 from fencepost.steps import Step
-from fencepost.testing.kit import AnyRun, Kit, id_of, workflow_id_of
+from fencepost.testing.kit import AnyRun, Kit, id_of
 from fencepost.testing.workers import Patience, make_worker
 from fencepost.worker import Worker
 
@@ -74,7 +74,7 @@ class Environment:
         """Start a run and return its `result`. ``workflow`` is an id or a function with `@workflow`; ``options`` are
         those of `Client.start_run`.
         """
-        handle = self.client.start_run(workflow_id_of(workflow), input, **options)
+        handle = self.client.start_run(workflow, input, **options)
         return self.result(handle, type=type, timeout=timeout)
 
     @overload

@@ -56,14 +56,6 @@ def id_of(run: AnyRun) -> str:
     return run if isinstance(run, str) else run.run_id
 
 
-def workflow_id_of(workflow: Any) -> str:
-    """A workflow's id: itself, or what the decorated function is named."""
-    found = workflow if isinstance(workflow, str) else getattr(workflow, "workflow_id", None)
-    if not isinstance(found, str):
-        raise TypeError(f"a workflow is its id or a function with @workflow, not {workflow!r}")
-    return found
-
-
 class Kit:
     """One server of the kit. Its coroutines run in the kit's thread: see `call` and `await_`."""
 
