@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 from fencepost.async_client import AsyncClient
 from fencepost.policies import Seconds
 from fencepost.steps import Step
-from fencepost.testing.bridged_client import BridgedClient
+from fencepost.testing.clients import BridgedClient
 from fencepost.testing.kit import AnyRun, Kit, id_of
 from fencepost.testing.workers import Patience, make_worker
 from fencepost.worker import Worker

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, overload
 from fencepost.client import Client
 from fencepost.policies import Seconds
 from fencepost.steps import Step
+from fencepost.testing.clients import BlockingClient
 from fencepost.testing.kit import AnyRun, Kit, id_of
 from fencepost.testing.workers import Patience, make_worker
 from fencepost.worker import Worker
@@ -26,7 +27,7 @@ class Environment:
 
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
-        self.client = Client(kit.address)
+        self.client: Client = BlockingClient(kit.address)
 
     @property
     def address(self) -> str:
