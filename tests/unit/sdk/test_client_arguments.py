@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -57,24 +57,31 @@ WRONG = pytest.mark.parametrize(
 )
 
 
+@pytest.fixture
+def alone() -> Iterator[Client]:
+    """One that reaches no server: nothing is sent."""
+    with Client("127.0.0.1:1", timeout=0.01) as client:
+        yield client
+
+
 @pytest_asyncio.fixture
 async def async_client() -> AsyncIterator[AsyncClient]:
-    """One that reaches no server: nothing is sent."""
+    """The same."""
     async with AsyncClient("127.0.0.1:1", timeout=0.01) as client:
         yield client
 
 
 @WRONG
 async def test_a_start_that_can_not_be_right(
-    client: Client, async_client: AsyncClient, kind: type[Exception], arguments: dict[str, Any], said: str
+    alone: Client, async_client: AsyncClient, kind: type[Exception], arguments: dict[str, Any], said: str
 ) -> None:
     given = {"workflow_id": "order", **arguments}
     with pytest.raises(kind, match=said):
-        client.start_run(**given)
+        alone.start_run(**given)
     with pytest.raises(kind, match=said):
         await async_client.start_run(**given)
     with pytest.raises(kind, match=said):
-        client.start_runs([StartRun("order"), StartRun(**given)])
+        alone.start_runs([StartRun("order"), StartRun(**given)])
 
 
 @pytest.mark.parametrize(
@@ -88,10 +95,10 @@ async def test_a_start_that_can_not_be_right(
     ],
 )
 async def test_a_list_that_can_not_be_right(
-    client: Client, async_client: AsyncClient, arguments: dict[str, Any], said: str
+    alone: Client, async_client: AsyncClient, arguments: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(TypeError, match=said):
-        client.list_runs(**arguments)
+        list(alone.list_runs(**arguments))
     with pytest.raises(TypeError, match=said):
         await anext(async_client.list_runs(**arguments))
 

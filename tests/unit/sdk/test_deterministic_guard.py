@@ -77,7 +77,7 @@ def test_what_differs_between_replays_is_refused_with_what_to_use(expression: st
 
 
 def test_a_client_that_was_made_elsewhere_is_refused_too() -> None:
-    client, async_client = Client(), AsyncClient()
+    client, async_client = Client("127.0.0.1:1", timeout=0.01), AsyncClient("127.0.0.1:1", timeout=0.01)
     run_handle = client.handle("r1")
     calls: list[Callable[[], object]] = [
         lambda: client.start_run("order"),
