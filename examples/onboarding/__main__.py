@@ -32,7 +32,7 @@ def main() -> None:
             print(run.result(type=Onboarded))
         except RunNotCompleted as ended:
             print(f"{ended.state.value}: {ended.failure.message}")
-    print(f"done for {options.name}: {', '.join(office.deeds(options.name))}")
+    print(f"done for {options.name}: {', '.join(office.deeds(run.run_id, options.name))}")
 
 
 def follow(run: RunHandle, manager: str) -> None:

@@ -11,7 +11,11 @@ from pathlib import Path
 
 from fencepost import StepContext
 
-_TABLE = "create table if not exists deed (key text primary key, person text not null, what text not null)"
+_TABLE = """
+create table if not exists deed_of_run (
+    key text primary key, run text not null, person text not null, what text not null
+)
+"""
 
 
 class Office:
@@ -26,13 +30,15 @@ class Office:
 
     def do(self, ctx: StepContext, person: str, what: str) -> None:
         """Do something for somebody, if this step has not done it before."""
+        values = (ctx.idempotency_key, ctx.run_id, person, what)
         with closing(self._connect()) as db, db:
-            db.execute("insert or ignore into deed values (?, ?, ?)", (ctx.idempotency_key, person, what))
+            db.execute("insert or ignore into deed_of_run values (?, ?, ?, ?)", values)
 
-    def deeds(self, person: str) -> list[str]:
-        """All that was done for somebody, in order."""
+    def deeds(self, run_id: str, person: str) -> list[str]:
+        """All that one run did for somebody, in order. The file has the deeds of all runs, for days and restarts."""
+        query = "select what from deed_of_run where run = ? and person = ? order by rowid"
         with closing(self._connect()) as db:
-            return [what for (what,) in db.execute("select what from deed where person = ? order by rowid", (person,))]
+            return [what for (what,) in db.execute(query, (run_id, person))]
 
     def _connect(self) -> sqlite3.Connection:
         if self._path is None:

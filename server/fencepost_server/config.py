@@ -215,7 +215,8 @@ def _faults(config: Config) -> list[str]:
         faults.append("outage_gap: must be at least 2 × poll_interval")
     if not config.insecure:
         faults.extend(
-            f"{name}: {getattr(config, name)!r} is not loopback; say insecure to bind to it without TLS and keys"
+            f"{name}: {getattr(config, name)!r} is not loopback; to bind to it without TLS and keys, say --insecure "
+            f"or {ENV_PREFIX}INSECURE=true"
             for name in ("grpc_host", "http_host")
             if getattr(config, name) not in _LOOPBACK
         )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -34,21 +37,21 @@ async def run(env: AsyncEnvironment, request: pytest.FixtureRequest) -> AsyncIte
     async with env.worker(UNDO, workflows=[onboarding], always_replay=request.param):
         handle = await env.client.start_run("onboarding", Hire("Ada", "Grace"))
         await env.settle()
-        assert sorted(office.deeds("Ada")) == PREPARED
+        assert sorted(office.deeds(handle.run_id, "Ada")) == PREPARED
         yield handle
 
 
 async def test_an_approval_ends_the_reminders(env: AsyncEnvironment, run: AsyncRunHandle) -> None:
     await env.skip(5 * DAY)
-    assert office.deeds("Grace") == ["May Ada come?", *(f"May Ada come? Reminder {n}" for n in (1, 2))]
+    assert office.deeds(run.run_id, "Grace") == ["May Ada come?", *(f"May Ada come? Reminder {n}" for n in (1, 2))]
     assert await run.query("progress") == {"hire": "Ada", "reminders": 2}
     assert (await run.get()).attributes == {"manager": "Grace"}
     await run.signal("approval", Answer(True, by="Grace"))
     ended = await run.result(type=Onboarded)
     assert ended == Onboarded("ada@example.com", "laptop for Ada", "Grace", reminders=2)
-    assert office.deeds("Ada")[-1] == "Welcome! Your account is ada@example.com."
+    assert office.deeds(run.run_id, "Ada")[-1] == "Welcome! Your account is ada@example.com."
     await env.skip(30 * DAY)
-    assert len(office.deeds("Grace")) == 3
+    assert len(office.deeds(run.run_id, "Grace")) == 3
 
 
 async def test_a_refusal_undoes_what_was_prepared(env: AsyncEnvironment, run: AsyncRunHandle) -> None:
@@ -56,7 +59,7 @@ async def test_a_refusal_undoes_what_was_prepared(env: AsyncEnvironment, run: As
     with pytest.raises(RunFailed) as failed:
         await env.result(run)
     assert (failed.value.failure.code, failed.value.failure.message) == ("NOT_APPROVED", "Grace says no")
-    assert sorted(office.deeds("Ada")[2:]) == TAKEN_BACK
+    assert sorted(office.deeds(run.run_id, "Ada")[2:]) == TAKEN_BACK
 
 
 async def test_a_manager_who_never_answers_is_reminded_three_times_in_eight_days(
@@ -66,9 +69,9 @@ async def test_a_manager_who_never_answers_is_reminded_three_times_in_eight_days
     with pytest.raises(RunFailed) as failed:
         await env.result(run)
     assert failed.value.failure.code == "NO_ANSWER"
-    assert len(office.deeds("Grace")) == 4
+    assert len(office.deeds(run.run_id, "Grace")) == 4
     assert 8 * DAY <= await env.now() - began + dt.timedelta(minutes=5) < 9 * DAY
-    assert sorted(office.deeds("Ada")[2:]) == TAKEN_BACK
+    assert sorted(office.deeds(run.run_id, "Ada")[2:]) == TAKEN_BACK
 
 
 async def test_a_cancellation_is_cleaned_up_after_and_then_undone(env: AsyncEnvironment, run: AsyncRunHandle) -> None:
@@ -76,9 +79,9 @@ async def test_a_cancellation_is_cleaned_up_after_and_then_undone(env: AsyncEnvi
     assert await run.cancel("hired by mistake") is RunState.ENDING
     with pytest.raises(RunCancelled):
         await env.result(run)
-    assert office.deeds("Ada")[2] == "There was a mistake. We are sorry."
-    assert sorted(office.deeds("Ada")[3:]) == TAKEN_BACK
-    assert len(office.deeds("Grace")) == 2
+    assert office.deeds(run.run_id, "Ada")[2] == "There was a mistake. We are sorry."
+    assert sorted(office.deeds(run.run_id, "Ada")[3:]) == TAKEN_BACK
+    assert len(office.deeds(run.run_id, "Grace")) == 2
 
 
 @pytest.mark.parametrize(
@@ -93,9 +96,14 @@ async def test_a_cancellation_is_cleaned_up_after_and_then_undone(env: AsyncEnvi
 async def test_its_command_does_what_its_page_says(
     server: InProcessServer, python_process: Callable[..., Process], tmp_path: Path, manager: str, said: str, day: str
 ) -> None:
+    office.open(tmp_path / "o.sqlite")
+    of_another_run: Any = SimpleNamespace(run_id="r0", idempotency_key="k")
+    office.do(of_another_run, "Ada", "hired long ago")
     words = ("--address", server.grpc_address, "--office", str(tmp_path / "o.sqlite"), "--day", day)
     program = python_process("-m", "examples.onboarding", *words, "--manager", manager)
     await eventually(lambda: not program.running)
     assert program.returncode == 0, program.logs
     assert said in program.logs
+    assert re.search("done for Ada: (account opened|laptop ordered), (account opened|laptop ordered), ", program.logs)
+    assert "hired long ago" not in program.logs
     assert "{'hire': 'Ada', 'reminders': 2}" in program.logs

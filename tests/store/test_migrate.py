@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import Callable
 
 import psycopg
@@ -185,9 +186,33 @@ async def test_a_database_in_another_encoding_is_refused(
         await connection.execute(create.format(identifier))
     try:
         release(FIRST)
-        await migrate(dsn.replace(name, latin))
-        with pytest.raises(SchemaVersionMismatch, match="LATIN1"):
-            await check(dsn.replace(name, latin))
+        assert "encoding is LATIN1" in await refused_by_both(dsn.replace(name, latin))
+        assert await fetch(dsn.replace(name, latin), TABLES) == []
     finally:
         async with await psycopg.AsyncConnection.connect(admin, autocommit=True) as connection:
             await connection.execute(psycopg.sql.SQL("drop database {} with (force)").format(identifier))
+
+
+TABLES = "select relname from pg_class where relnamespace = 'public'::regnamespace order by relname"
+
+
+async def test_a_database_with_tables_of_others_by_the_same_names_is_left_as_it_was(fresh_dsn: str) -> None:
+    await execute(fresh_dsn, "create table query (n int)")
+    await execute(fresh_dsn, "create table event (n int)")
+    with pytest.raises(SchemaVersionMismatch, match=r"has event, query already, .* a database of its own, or a schema"):
+        await migrate(fresh_dsn)
+    assert await fetch(fresh_dsn, TABLES) == [("event",), ("query",)]
+    await execute(fresh_dsn, "create schema fencepost")
+    own = psycopg.conninfo.make_conninfo(fresh_dsn, options="-c search_path=fencepost")
+    assert await migrate(own) == [migration.name for migration in migrations()]
+    await check(own)
+
+
+async def test_a_table_of_migrations_that_is_of_somebody_else_is_refused(fresh_dsn: str) -> None:
+    await execute(fresh_dsn, "create table schema_migration (version text)")
+    assert "a schema_migration that is not Fencepost's" in await refused_by_both(fresh_dsn)
+
+
+def test_the_names_that_migrations_give_are_found_in_their_text() -> None:
+    text = "".join(migration.text for migration in migrations())
+    assert len(module._CREATES.findall(text)) == len(re.findall(r"^\s*create\b", text, re.MULTILINE | re.IGNORECASE))

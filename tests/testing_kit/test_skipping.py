@@ -285,6 +285,8 @@ async def test_without_auto_skip_only_skip_lets_time_pass(start: Start) -> None:
         handle = await env.client.start_run("wf", 7)
         with pytest.raises(Stalled, match="WAITING and waits for"):
             await env.result(handle, timeout=0.5)
+        with pytest.raises(TimeoutError, match=r"it is \w+; this wait lets no time skip: use result\(run\)"):
+            await handle.result(0.01)
         assert (await handle.get()).state is RunState.WAITING
         await env.skip(dt.timedelta(minutes=59))
         await env.settle()
@@ -296,6 +298,13 @@ async def test_without_auto_skip_only_skip_lets_time_pass(start: Start) -> None:
 async def test_time_goes_forward_only(env: AsyncEnvironment) -> None:
     with pytest.raises(ValueError, match="time goes forward only"):
         await env.skip(-DAY)
+    with pytest.raises(ValueError, match="skip: -5 is no length of time"):
+        await env.skip(-5)
+    wrong: Any = "5s"
+    with pytest.raises(TypeError, match="skip: '5s' is no length of time: give seconds as a number, or a timedelta"):
+        await env.skip(wrong)
+    before = await env.now()
+    assert about(await env.skip(DAY.total_seconds()), before + DAY)
     first = await env.now()
     await env.skip(dt.timedelta())
     assert first <= await env.now() < first + A_MOMENT
@@ -305,6 +314,12 @@ def test_without_a_loop_it_is_the_same(start: Start) -> None:
     with start() as env:
         env.client.register_definition(workflow({"id": "nap", "sleep": "365d"}, {"id": "n", "step": "remind"}))
         with env.worker([remind]):
+            before = env.now()
+            handle = env.client.start_run("wf")
+            with pytest.raises(TimeoutError, match=r"it is \w+; this wait lets no time skip: use result\(run\)"):
+                handle.wait(0.01)
+            assert env.result(handle, type=str) == "reminded"
+            assert about(env.now(), before + YEAR)
             before = env.now()
             assert env.run("wf", type=str) == "reminded"
             assert about(env.now(), before + YEAR)

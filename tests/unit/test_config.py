@@ -60,7 +60,7 @@ def test_every_setting_that_is_a_number_has_a_range() -> None:
 def test_other_addresses_than_loopback_are_bound_only_when_it_is_said_aloud(host: str) -> None:
     for name in ("grpc_host", "http_host"):
         setting: dict[str, Any] = {name: host}
-        with pytest.raises(ConfigError, match="insecure"):
+        with pytest.raises(ConfigError, match="say --insecure or FENCEPOST_INSECURE=true"):
             Config(**setting)
         assert getattr(Config(**setting, insecure=True), name) == host
 

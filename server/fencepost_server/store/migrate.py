@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import time
 from dataclasses import dataclass
 from importlib.resources import files
@@ -27,6 +28,9 @@ _LOCK = 0x46656E6365  # "Fence"
 _LIMITS = "set local lock_timeout = '500ms'; set local client_min_messages = warning"
 _PATIENCE = 60.0
 _PAUSE = 0.5
+
+_CREATES = re.compile(r"^create (?:unlogged )?(?:unique )?(?:table|index) (\w+)", re.MULTILINE)
+_OWN = "Fencepost needs a database of its own, or a schema of its own (search_path in the connection string)"
 
 _CREATE = """
 create table if not exists schema_migration (
@@ -71,7 +75,10 @@ async def _applied(connection: psycopg.AsyncConnection[Any]) -> dict[int, str]:
     row = await cursor.fetchone()
     if row is None or not row[0]:
         return {}
-    cursor = await connection.execute("select version, checksum from schema_migration order by version")
+    try:
+        cursor = await connection.execute("select version, checksum from schema_migration order by version")
+    except psycopg.errors.UndefinedColumn:
+        raise SchemaVersionMismatch(f"the database has a schema_migration that is not Fencepost's: {_OWN}") from None
     return dict(await cursor.fetchall())
 
 
@@ -98,11 +105,13 @@ def _compare(applied: dict[int, str], ours: list[Migration]) -> list[Migration]:
 async def migrate(dsn: str) -> list[str]:
     """Apply what is missing and return its names. Safe to run from several places at once, and while servers work.
 
-    Raises SchemaVersionMismatch; psycopg.Error if the database can't be reached or refuses, or if others hold for a
+    Raises SchemaVersionMismatch, also for a database that no server would start on or that has tables of others in the
+    way, before anything is changed; psycopg.Error if the database can't be reached or refuses, or if others hold for a
     minute what it has to lock.
     """
     done: list[str] = []
     async with await _connect(dsn) as connection:
+        await _check_database(connection)
         give_up = time.monotonic() + _PATIENCE
         while True:
             try:
@@ -124,9 +133,12 @@ async def _migrate_once(connection: psycopg.AsyncConnection[Any]) -> str | None:
         await connection.execute(_LIMITS)
         await connection.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
         await connection.execute(_CREATE)
-        missing = _compare(await _applied(connection), migrations())
+        applied = await _applied(connection)
+        missing = _compare(applied, migrations())
         if not missing:
             return None
+        if not applied:
+            await _check_room(connection, missing)
         first = missing[0]
         await connection.execute(first.text.encode())
         await connection.execute(
@@ -134,6 +146,36 @@ async def _migrate_once(connection: psycopg.AsyncConnection[Any]) -> str | None:
             [first.version, first.name, first.checksum],
         )
         return first.name
+
+
+async def _check_room(connection: psycopg.AsyncConnection[Any], missing: list[Migration]) -> None:
+    """Raise SchemaVersionMismatch if something has a name that a first migration, or one of those after it, will give.
+
+    Found by the last of them it would leave the others' tables among those of somebody else.
+    """
+    ours = [name for migration in missing for name in _CREATES.findall(migration.text)]
+    cursor = await connection.execute(
+        "select relname from pg_class where relnamespace = current_schema()::regnamespace and relname = any(%s) "
+        "order by relname",
+        [ours],
+    )
+    taken = [name for (name,) in await cursor.fetchall()]
+    if taken:
+        raise SchemaVersionMismatch(f"the database has {', '.join(taken)} already, not made by Fencepost: {_OWN}")
+
+
+async def _check_database(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Raise SchemaVersionMismatch for a database that servers can't work on, whatever its schema."""
+    cursor = await connection.execute(
+        "select current_setting('server_version_num')::int, current_setting('server_encoding')"
+    )
+    row = await cursor.fetchone()
+    assert row is not None  # a select without from has one row
+    version, encoding = row
+    if version < 150000:
+        raise SchemaVersionMismatch(f"Postgres {version // 10000} is too old: 15 or newer is needed")
+    if encoding != "UTF8":
+        raise SchemaVersionMismatch(f"the database's encoding is {encoding}: it must be UTF8")
 
 
 async def check(dsn: str) -> None:
@@ -152,23 +194,15 @@ async def check(dsn: str) -> None:
 
 async def _check(dsn: str) -> None:
     async with await _connect(dsn) as connection:
+        await _check_database(connection)
         missing = _compare(await _applied(connection), migrations())
         if missing:
             raise SchemaVersionMismatch(
                 f"the database's schema lacks {', '.join(m.name for m in missing)}: run `fencepost migrate`"
             )
-        cursor = await connection.execute(
-            "select current_setting('server_version_num')::int, current_setting('server_encoding'), "
-            "current_setting('transaction_read_only')"
-        )
+        cursor = await connection.execute("select current_setting('transaction_read_only')")
         row = await cursor.fetchone()
-        assert row is not None  # a select without from has one row
-        version, encoding, read_only = row
-        if version < 150000:
-            raise SchemaVersionMismatch(f"Postgres {version // 10000} is too old: 15 or newer is needed")
-        if encoding != "UTF8":
-            raise SchemaVersionMismatch(f"the database's encoding is {encoding}: it must be UTF8")
-        if read_only == "on":
+        if row == ("on",):
             raise DatabaseUnavailable(
                 "the database takes no writes: name its primary, or all hosts and target_session_attrs=read-write"
             )

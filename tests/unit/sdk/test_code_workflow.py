@@ -102,7 +102,7 @@ def test_only_async_functions_of_a_context_and_an_input_are_workflows() -> None:
     for function in (blocking, alone, greedy, keyword, strange):
         with pytest.raises(TypeError, match="workflow w: "):
             declare(function)
-    with pytest.raises(ValueError, match="compatibility_id has 1 to 200 characters"):
+    with pytest.raises(ValueError, match="a workflow's compatibility_id: '' is not a name: 1 to 200 letters"):
         workflow("w", compatibility_id="")(invoice.function)
 
 

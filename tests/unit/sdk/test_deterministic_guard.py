@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import randint
 from time import monotonic
@@ -28,6 +28,7 @@ from typing import Any
 
 import pytest
 
+from fencepost import AsyncClient, Client
 from fencepost.deterministic import NonDeterministic, guarded, unguarded
 from fencepost.deterministic.refused import escapes
 from tests.unit.sdk.test_deterministic_loop import run
@@ -64,6 +65,8 @@ REFUSED = {
     "asyncio.wait([])": "asyncio.wait is not deterministic in a workflow: use fencepost.wait",
     "asyncio.as_completed([])": "use fencepost.as_completed",
     "asyncio.TaskGroup().__aenter__()": "use fencepost.TaskGroup",
+    "Client()": "a client is not deterministic in a workflow: start children with ctx.child(...), or use the client in",
+    "AsyncClient()": "a client is not deterministic in a workflow: start children with ctx.child(...), or use the cl",
 }
 
 
@@ -71,6 +74,22 @@ REFUSED = {
 def test_what_differs_between_replays_is_refused_with_what_to_use(expression: str) -> None:
     with guarded(), pytest.raises(NonDeterministic, match=re.escape(REFUSED[expression])):
         eval(expression)
+
+
+def test_a_client_that_was_made_elsewhere_is_refused_too() -> None:
+    client, async_client = Client("127.0.0.1:1", timeout=0.01), AsyncClient("127.0.0.1:1", timeout=0.01)
+    run_handle = client.handle("r1")
+    calls: list[Callable[[], object]] = [
+        lambda: client.start_run("order"),
+        run_handle.result,
+        lambda: next(client.watch_run("r1")),
+        lambda: client.schedules.get("s"),
+        lambda: async_client.start_run("order").send(None),
+        lambda: anext(async_client.watch_run("r1")).__await__().__next__(),
+    ]
+    for call in calls:
+        with guarded(), pytest.raises(NonDeterministic, match="a client is not deterministic in a workflow"):
+            call()
 
 
 def test_asyncios_wait_that_was_imported_by_name_is_refused_too() -> None:

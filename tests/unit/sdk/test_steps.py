@@ -123,9 +123,9 @@ def test_further_parameters_with_defaults_keep_them() -> None:
 
 @pytest.mark.parametrize("name", ["", "x" * 201])
 def test_names_have_limits(name: str) -> None:
-    with pytest.raises(ValueError, match="1 to 200 characters"):
+    with pytest.raises(ValueError, match="is not a name: 1 to 200 letters"):
         step(name)(nothing)
-    with pytest.raises(ValueError, match="1 to 200 characters"):
+    with pytest.raises(ValueError, match="is not a name: 1 to 200 letters"):
         step("s", queue=name)(nothing)
 
 

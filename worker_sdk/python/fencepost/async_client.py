@@ -30,7 +30,8 @@ from fencepost.models import (
     Signalled,
     StartRun,
 )
-from fencepost.plans import PAGE_SIZE, Call, Page, Pause, Plan
+from fencepost.plans import PAGE_SIZE, Call, Page, Pause, Plan, outside_of_workflows
+from fencepost.policies import Seconds
 from fencepost.schedule_calls import ScheduleRequests
 from fencepost.schedule_client import AsyncSchedules
 from fencepost.status import error_of_call
@@ -48,6 +49,7 @@ class AsyncClient:
     """
 
     def __init__(self, target: str = "127.0.0.1:7654", *, namespace: str = "default", timeout: float = 30.0) -> None:
+        outside_of_workflows()
         self._targets = Targets(target)
         self._requests = Requests(namespace, timeout)
         self._schedules = ScheduleRequests(namespace, timeout)
@@ -118,8 +120,8 @@ class AsyncClient:
         dedupe_key: str = "",
         on_active_duplicate: DuplicatePolicy = "conflict",
         attributes: Mapping[str, str] | None = None,
-        start_delay: float = 0.0,
-        run_timeout: float | None = None,
+        start_delay: Seconds = 0.0,
+        run_timeout: Seconds | None = None,
     ) -> AsyncRunHandle:
         """Start a run; it has been committed when this returns. A code workflow may be given itself, for its id.
 
@@ -128,9 +130,9 @@ class AsyncClient:
         has ended; if its input is another, ``on_active_duplicate`` says whether that is a "conflict", or whether to
         "bind" to it all the same.
         ``priority`` is 1 (first) to 5 (last), 3 if it is 0. ``attributes`` are labels for `list_runs`. The first node
-        begins ``start_delay`` seconds later; the run fails (RUN_TIMEOUT) if it has not ended within ``run_timeout``
-        seconds. Raises UnknownWorkflow, InputSchemaMismatch, RequestKeyConflict, DedupeKeyConflict, …; ValueError for
-        another ``on_active_duplicate``.
+        begins ``start_delay`` later; the run fails (RUN_TIMEOUT) if it has not ended within ``run_timeout``: both are
+        seconds or a timedelta. Raises UnknownWorkflow, InputSchemaMismatch, RequestKeyConflict, DedupeKeyConflict, …;
+        TypeError and ValueError, before anything is sent, for arguments that can't be right.
         """
         start = StartRun(
             workflow_id=workflow_id,
@@ -150,7 +152,7 @@ class AsyncClient:
     async def start_runs(self, starts: Iterable[StartRun]) -> list[AsyncRunHandle | FencepostError]:
         """Start many runs; returns for each, in order, its handle or the error that it was refused with.
 
-        Raises ValueError, before anything is sent, for an ``on_active_duplicate`` that there is not.
+        Raises TypeError and ValueError, before anything is sent, for what `start_run` raises them for.
         """
         outcomes = await self._run(self._requests.start_runs(starts))
         return [outcome if isinstance(outcome, FencepostError) else self._handle(outcome) for outcome in outcomes]
@@ -170,7 +172,7 @@ class AsyncClient:
     async def list_runs(
         self,
         workflow_id: str | None = None,
-        states: Sequence[RunState | str] = (),
+        states: RunState | str | Sequence[RunState | str] = (),
         limit: int | None = None,
         *,
         user_id: str = "",
@@ -182,9 +184,10 @@ class AsyncClient:
     ) -> AsyncIterator[Run]:
         """List runs, newest first, at most ``limit``; pages are read as they are needed.
 
-        Only those for which all that is given holds: started for ``user_id``, with all of ``attributes``, created at or
-        after ``created_after`` and before ``created_before``, failed with ``failure_code``, children of
-        ``parent_run_id``. Raises ValueError for a state that there is not, or a time without a zone.
+        Only those for which all that is given holds: in one of ``states`` (or in the only one), started for
+        ``user_id``, with all of ``attributes``, created at or after ``created_after`` and before ``created_before``,
+        failed with ``failure_code``, children of ``parent_run_id``. Raises ValueError for a state that there is not or
+        a time without a zone, TypeError for what is no text or no state.
         """
         size = PAGE_SIZE if limit is None else max(1, min(limit, PAGE_SIZE))
         chosen = RunFilter(
@@ -218,6 +221,7 @@ class AsyncClient:
 
         Each event comes once, in order; a stream that breaks is made again by itself.
         """
+        outside_of_workflows()
         watch = self._requests.watch(run_id, after_seq)
         while not watch.finished:
             stub = run_service_pb2_grpc.RunServiceStub(self._channel())
@@ -323,6 +327,7 @@ class AsyncClient:
 
     async def _run(self, plan: Plan[T]) -> T:
         """Do what a plan asks for, until it returns."""
+        outside_of_workflows()
         try:
             action = next(plan)
             while True:

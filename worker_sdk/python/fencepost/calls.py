@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fencepost.channel import Backoff
+from fencepost.client_arguments import check_start, label_faults, state_faults, states_in, text_faults
 from fencepost.codec import NULL, codec_for, encode
 from fencepost.control_calls import ControlRequests
 from fencepost.definition_calls import DefinitionRequests
@@ -36,6 +37,7 @@ from fencepost.models import (
     stamp_of,
 )
 from fencepost.plans import ATTEMPT_TIMEOUT, Asker, Page, Pause, Plan, new_id
+from fencepost.policies import Fault, raise_all, seconds_in
 from fencepost.status import error_of_item
 from fencepost.v1 import run_service_pb2 as runs
 
@@ -68,16 +70,34 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class RunFilter:
-    """Which runs to list: those for which all that is given holds. `Client.list_runs` says what the fields mean."""
+    """Which runs to list: those for which all that is given holds. `Client.list_runs` says what the fields mean.
+
+    Raises TypeError for what is none of a field's type.
+    """
 
     workflow_id: str = ""
-    states: Sequence[RunState | str] = ()
+    states: Iterable[RunState | str] | RunState | str = ()
     user_id: str = ""
     attributes: Mapping[str, str] = field(default_factory=dict)
     created_after: dt.datetime | None = None
     created_before: dt.datetime | None = None
     failure_code: str = ""
     parent_run_id: str = ""
+
+    def __post_init__(self) -> None:
+        several = states_in(self.states)
+        object.__setattr__(self, "states", several)
+        faults: list[Fault] = [
+            *text_faults(
+                workflow_id=self.workflow_id,
+                user_id=self.user_id,
+                failure_code=self.failure_code,
+                parent_run_id=self.parent_run_id,
+            ),
+            *state_faults(several),
+            *label_faults(self.attributes),
+        ]
+        raise_all("list of runs", faults)
 
 
 class RunRequests(Asker):
@@ -86,7 +106,7 @@ class RunRequests(Asker):
     # Starting runs.
 
     def start_run(self, start: StartRun) -> Plan[Started]:
-        """Start one run. Raises ValueError for a policy that there is not."""
+        """Start one run. Raises TypeError and ValueError for arguments that can't be right."""
         request = _start_request(start)
         request.namespace = self._namespace
         response = yield from self._ask("runs", "StartRun", request)
@@ -95,7 +115,7 @@ class RunRequests(Asker):
     def start_runs(self, starts: Iterable[StartRun]) -> Plan[list[Started | FencepostError]]:
         """Start many runs; each is started or has its error, in order.
 
-        Raises ValueError, before anything is sent, for a policy that there is not.
+        Raises TypeError and ValueError, before anything is sent, for arguments that can't be right.
         """
         outcomes: dict[int, Started | FencepostError] = {}
         waiting: list[tuple[int, runs.StartRunRequest]] = []
@@ -269,9 +289,8 @@ class Watch:
 
 
 def _start_request(start: StartRun) -> runs.StartRunRequest:
-    """A request without its namespace. Raises NotEncodable, or ValueError for a policy that there is not."""
-    if start.on_active_duplicate not in _POLICIES:
-        raise ValueError(f"on_active_duplicate is {start.on_active_duplicate!r}, neither 'conflict' nor 'bind'")
+    """A request without its namespace. Raises NotEncodable, TypeError, ValueError."""
+    check_start(start)
     workflow = start.workflow_id
     request = runs.StartRunRequest(
         workflow_id=workflow if isinstance(workflow, str) else workflow.workflow_id,
@@ -285,9 +304,9 @@ def _start_request(start: StartRun) -> runs.StartRunRequest:
         attributes=start.attributes,
     )
     if start.start_delay:
-        request.start_delay.CopyFrom(duration_of(start.start_delay))
+        request.start_delay.CopyFrom(duration_of(seconds_in(start.start_delay)))
     if start.run_timeout is not None:
-        request.run_timeout.CopyFrom(duration_of(start.run_timeout))
+        request.run_timeout.CopyFrom(duration_of(seconds_in(start.run_timeout)))
     value = encode(start.input) if isinstance(workflow, str) else workflow.encode_input(start.input)
     fill_payload(request.input, value)
     return request

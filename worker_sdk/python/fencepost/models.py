@@ -22,6 +22,7 @@ from fencepost.v1 import definition_service_pb2, payload_pb2, run_pb2
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from fencepost.policies import Seconds
     from fencepost.v1 import run_service_pb2
     from fencepost.workflow import Workflow
 
@@ -216,8 +217,8 @@ class StartRun:
     dedupe_key: str = ""
     on_active_duplicate: DuplicatePolicy = "conflict"
     attributes: Mapping[str, str] = field(default_factory=dict)
-    start_delay: float = 0.0
-    run_timeout: float | None = None
+    start_delay: Seconds = 0.0
+    run_timeout: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+from fencepost.names import NAME_RULE, is_name
 from fencepost.policies import (
     ATTEMPT,
     LEASE,
-    NAME_RULE,
     Fault,
     Retry,
     Seconds,
@@ -25,7 +25,6 @@ from fencepost.policies import (
     UndoPolicy,
     duration_text,
     handler_faults,
-    is_name,
     length_faults,
     name_faults,
     raise_all,

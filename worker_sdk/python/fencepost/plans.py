@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from google.protobuf.message import Message
 
 from fencepost.channel import Backoff
+from fencepost.deterministic.guard import refuse_in_turn
 from fencepost.errors import Unavailable
 
 T = TypeVar("T")
@@ -78,6 +79,11 @@ class Asker:
                 if time.monotonic() + delay >= end:
                     raise
                 yield Pause(delay)
+
+
+def outside_of_workflows() -> None:
+    """Raise NonDeterministic in workflow code, where a replay would ask the server once more."""
+    refuse_in_turn("a client", "start children with ctx.child(...), or use the client in a step, with ctx.run(...)")
 
 
 def new_id() -> str:

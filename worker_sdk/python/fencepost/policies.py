@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from numbers import Real
 from typing import Any, TypeAlias
 
 from fencepost.models import FailureKind
+from fencepost.names import NAME_RULE, is_name
 from fencepost.steps import Undo
 
 Seconds: TypeAlias = "float | dt.timedelta"
@@ -23,11 +22,6 @@ Seconds: TypeAlias = "float | dt.timedelta"
 
 MAX_WAIT = 3650 * 86_400.0
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
-
-
-NAME_RULE = "1 to 200 letters, digits and . _ - / of ASCII, beginning with a letter or digit"
-"""What manifests' names are made of: those of handlers, queues, workflows and signals."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 
 DAY = 86_400.0
 ATTEMPT = (0.001, 365 * DAY, "1 ms to 365 days")
@@ -53,12 +47,6 @@ def seconds_in(length: Seconds, what: str = "") -> float:
     if not 0.0 <= seconds <= MAX_WAIT:
         raise ValueError(f"{of}{given!r} is no length of time from 0 to 3650 days")
     return seconds
-
-
-@lru_cache(maxsize=4096)
-def is_name(text: str) -> bool:
-    """Whether it is as NAME_RULE says."""
-    return _NAME.fullmatch(text) is not None
 
 
 Fault: TypeAlias = TypeError | ValueError

@@ -31,6 +31,7 @@ from fencepost.context import StepContext
 from fencepost.errors import NotEncodable
 from fencepost.failure import NOTHING, Completed
 from fencepost.lease import Lease, TaskKind
+from fencepost.names import check_name, takes_a_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -216,33 +217,39 @@ class Undo(Step[P, R_co]):
         return given, None if payload is None or lease.unfinished else codecs[1].decode(payload)
 
 
+@takes_a_name('@step("name")')
 def step(name: str, *, queue: str = "default") -> Callable[[Callable[P, R]], Step[P, R]]:
     """Make a handler of a function, async or sync; sync ones run in threads.
 
     ``name`` is what manifests say in ``step``; ``queue`` is the queue that it serves. Raises ValueError or
     TypeError for a name or a function that can't be a handler.
     """
+    check_name("a step's name", name)
+    check_name("a step's queue", queue)
 
     def decorate(function: Callable[P, R]) -> Step[P, R]:
-        return Step(function, name, queue, local_names=_names_around(inspect.currentframe()))
+        return Step(function, name, queue, local_names=names_around(inspect.currentframe()))
 
     return decorate
 
 
+@takes_a_name('@undo("name")')
 def undo(name: str, *, queue: str = "default") -> Callable[[Callable[P, R]], Undo[P, R]]:
     """Make an undo handler of a function, async or sync; sync ones run in threads.
 
     ``name`` is what manifests say in ``undo: {step: …}``; ``queue`` is the queue that it serves. Raises ValueError or
     TypeError for a name or a function that can't be an undo handler.
     """
+    check_name("an undo handler's name", name)
+    check_name("an undo handler's queue", queue)
 
     def decorate(function: Callable[P, R]) -> Undo[P, R]:
-        return Undo(function, name, queue, local_names=_names_around(inspect.currentframe()))
+        return Undo(function, name, queue, local_names=names_around(inspect.currentframe()))
 
     return decorate
 
 
-def _names_around(frame: types.FrameType | None) -> Mapping[str, Any] | None:
+def names_around(frame: types.FrameType | None) -> Mapping[str, Any] | None:
     """What is known where the decorator of ``frame`` is used: classes of a function are in no module, only there."""
     caller = frame.f_back if frame is not None else None
     return None if caller is None or caller.f_code.co_name == "<module>" else dict(caller.f_locals)

@@ -16,13 +16,13 @@ import functools
 import inspect
 import json
 import sys
-import types
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, get_origin, get_type_hints
 
 from fencepost.codec import NULL, Codec, Value, codec_for, encode
 from fencepost.errors import NotEncodable
-from fencepost.steps import MAX_NAME
+from fencepost.names import check_name, takes_a_name
+from fencepost.steps import names_around
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,10 +47,7 @@ class Workflow(Generic[P, R]):
         local_names: Mapping[str, Any] | None = None,
     ) -> None:
         for what, text in (("id", workflow_id), ("compatibility_id", compatibility_id), ("queue", queue)):
-            if not isinstance(text, str):
-                raise TypeError(f"a workflow's {what} is text, not {text!r}")
-            if not text or len(text) > MAX_NAME:
-                raise ValueError(f"a workflow's {what} has 1 to {MAX_NAME} characters, not {len(text)}")
+            check_name(f"a workflow's {what}", text)
         self.function = function
         self.workflow_id = workflow_id
         self.compatibility_id = compatibility_id
@@ -151,6 +148,11 @@ class Workflow(Generic[P, R]):
                 raise TypeError(f"workflow {self.workflow_id}: an annotation can't be resolved: {error}") from error
 
     @property
+    def takes_input(self) -> bool:
+        """Whether the function takes anything beside the context."""
+        return self._input is not None
+
+    @property
     def output_codec(self) -> Codec[Any]:
         """How its output is read."""
         self.prepare()
@@ -197,6 +199,7 @@ class Workflow(Generic[P, R]):
         return encode(value, declared=self.output_codec.declares)
 
 
+@takes_a_name('@workflow("name", compatibility_id="1")')
 def workflow(
     workflow_id: str,
     *,
@@ -211,9 +214,6 @@ def workflow(
     where its runs wait for a worker to decide. Schemas are JSON Schema 2020-12, checked by the server. Raises
     ValueError or TypeError for names or a function that can't be a workflow.
     """
-    caller: types.FrameType | None = inspect.currentframe()
-    caller = caller.f_back if caller is not None else None
-    names = None if caller is None or caller.f_code.co_name == "<module>" else dict(caller.f_locals)
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Workflow[P, R]:
         return Workflow(
@@ -223,7 +223,7 @@ def workflow(
             queue,
             input_schema=input_schema,
             output_schema=output_schema,
-            local_names=names,
+            local_names=names_around(inspect.currentframe()),
         )
 
     return decorate

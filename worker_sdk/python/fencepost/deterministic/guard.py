@@ -82,6 +82,12 @@ def install() -> None:
         refused.install()
 
 
+def refuse_in_turn(what: str, instead: str) -> None:
+    """Raise NonDeterministic for `what` in a turn, for code of ours that is not called in place of another's."""
+    if turn.depth and not _excused(sys._getframe(1)):
+        refuse(what, instead)
+
+
 def _excused(frame: FrameType | None) -> bool:
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""

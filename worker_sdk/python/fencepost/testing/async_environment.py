@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar, overload
 
 from fencepost.async_client import AsyncClient
+from fencepost.policies import Seconds
 from fencepost.steps import Step
-from fencepost.testing.bridged_client import BridgedClient
-from fencepost.testing.kit import AnyRun, Kit, id_of, workflow_id_of
+from fencepost.testing.clients import BridgedClient
+from fencepost.testing.kit import AnyRun, Kit, id_of
 from fencepost.testing.workers import Patience, make_worker
 from fencepost.worker import Worker
 
@@ -69,7 +70,7 @@ class AsyncEnvironment:
         """Start a run and return its `result`. ``workflow`` is an id or a function with `@workflow`; ``options`` are
         those of `AsyncClient.start_run`.
         """
-        handle = await self.client.start_run(workflow_id_of(workflow), input, **options)
+        handle = await self.client.start_run(workflow, input, **options)
         return await self.result(handle, type=type, timeout=timeout)
 
     @overload
@@ -85,8 +86,8 @@ class AsyncEnvironment:
         await self._kit.await_(self._kit.finish(id_of(run), timeout))
         return await self.client.handle(id_of(run)).result(type=type)
 
-    async def skip(self, by: dt.timedelta, *, timeout: float = 60.0) -> dt.datetime:
-        """Let that much time pass, and return the time then.
+    async def skip(self, by: Seconds, *, timeout: float = 60.0) -> dt.datetime:
+        """Let that much time pass, seconds or a timedelta, and return the time then.
 
         It waits until nothing is to be done, goes to the first due time, waits until all that follows has been done,
         and so on. Raises Stalled if that takes more than ``timeout`` seconds, as when a step does not return.

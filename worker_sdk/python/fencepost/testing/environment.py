@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar, overload
 
 from fencepost.client import Client
+from fencepost.policies import Seconds
 from fencepost.steps import Step
-from fencepost.testing.kit import AnyRun, Kit, id_of, workflow_id_of
+from fencepost.testing.clients import BlockingClient
+from fencepost.testing.kit import AnyRun, Kit, id_of
 from fencepost.testing.workers import Patience, make_worker
 from fencepost.worker import Worker
 
@@ -25,7 +27,7 @@ class Environment:
 
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
-        self.client = Client(kit.address)
+        self.client: Client = BlockingClient(kit.address)
 
     @property
     def address(self) -> str:
@@ -73,7 +75,7 @@ class Environment:
         """Start a run and return its `result`. ``workflow`` is an id or a function with `@workflow`; ``options`` are
         those of `Client.start_run`.
         """
-        handle = self.client.start_run(workflow_id_of(workflow), input, **options)
+        handle = self.client.start_run(workflow, input, **options)
         return self.result(handle, type=type, timeout=timeout)
 
     @overload
@@ -85,7 +87,7 @@ class Environment:
         self._kit.call(self._kit.finish(id_of(run), timeout))
         return self.client.handle(id_of(run)).result(type=type)
 
-    def skip(self, by: dt.timedelta, *, timeout: float = 60.0) -> dt.datetime:
+    def skip(self, by: Seconds, *, timeout: float = 60.0) -> dt.datetime:
         """Let that much time pass, as `AsyncEnvironment.skip`."""
         return self._kit.call(self._kit.skip(by, timeout))
 

@@ -14,6 +14,7 @@ from fencepost.async_client import AsyncClient
 from fencepost.errors import FencepostError
 from fencepost.handles import AsyncRunHandle, RunHandle
 from fencepost.models import Run
+from fencepost.policies import Seconds, seconds_in
 
 if TYPE_CHECKING:
     from fencepost_server.testkit.process import Process
@@ -53,14 +54,6 @@ def load() -> Process:
 def id_of(run: AnyRun) -> str:
     """A run's id, whatever names it."""
     return run if isinstance(run, str) else run.run_id
-
-
-def workflow_id_of(workflow: Any) -> str:
-    """A workflow's id: itself, or what the decorated function is named."""
-    found = workflow if isinstance(workflow, str) else getattr(workflow, "workflow_id", None)
-    if not isinstance(found, str):
-        raise TypeError(f"a workflow is its id or a function with @workflow, not {workflow!r}")
-    return found
 
 
 class Kit:
@@ -117,8 +110,10 @@ class Kit:
         """Wait until nothing is to be done now. Raises Stalled."""
         await self._or_stalled(self._server.pilot.settle(timeout))
 
-    async def skip(self, by: dt.timedelta, timeout: float) -> dt.datetime:
-        """Let time pass. Raises Stalled, ValueError for less than nothing."""
+    async def skip(self, by: Seconds, timeout: float) -> dt.datetime:
+        """Let time pass. Raises Stalled, ValueError for less than nothing, TypeError for what is no length of time."""
+        if not isinstance(by, dt.timedelta):
+            by = dt.timedelta(seconds=seconds_in(by, "skip"))
         if by < dt.timedelta():
             raise ValueError(f"time goes forward only, not by {by}")
         pilot = self._server.pilot
