@@ -74,6 +74,8 @@ def _open_step(step: OpenStep) -> dict[str, Any]:
     }
     if step.decide:
         document["decide"] = True
+    if step.waiting_reason:
+        document["waiting_reason"] = step.waiting_reason
     if step.scope_id:
         document |= {"scope_id": step.scope_id, "item": step.item}
     if step.progress is not None:

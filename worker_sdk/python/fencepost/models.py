@@ -104,7 +104,8 @@ class OpenStep:
     ``lease_expire_time`` and ``worker_name`` are set while it is LEASED; ``undo`` tells that it undoes a step;
     ``scope_id`` and ``item`` say in which branch or item of a parallel or map node it is (0 for none);
     ``checkpoint_number`` is that of its newest checkpoint, ``progress`` what its worker last said of it; ``decide``
-    tells that it is no step, but the turn of a code workflow's function.
+    tells that it is no step, but the turn of a code workflow's function; ``waiting_reason`` is why nothing happens, if
+    that is known, such as NO_WORKER.
     """
 
     task_id: int
@@ -125,6 +126,7 @@ class OpenStep:
     checkpoint_number: int = 0
     progress: Value | None = None
     decide: bool = False
+    waiting_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +387,7 @@ def _open_step_of(step: run_pb2.OpenStep) -> OpenStep:
         checkpoint_number=step.checkpoint_number,
         progress=value_of(step.progress) if step.HasField("progress") else None,
         decide=step.decide,
+        waiting_reason=step.waiting_reason,
     )
 
 

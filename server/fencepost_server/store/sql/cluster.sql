@@ -86,10 +86,24 @@ select pg_notify('fencepost', p) from unnest(%(payloads)s) p;
 select clock_timestamp();
 
 -- name: open_session
-insert into session (session_id, namespace, server_id, process_nonce, worker_name, sdk, workflows, workflow_queues)
-values (%(session)s, %(namespace)s, %(server)s, %(nonce)s, %(worker_name)s, %(sdk)s, %(workflows)s, %(workflow_queues)s)
+insert into session (session_id, namespace, server_id, process_nonce, worker_name, sdk, workflows, workflow_queues, handlers, handler_queues)
+values (%(session)s, %(namespace)s, %(server)s, %(nonce)s, %(worker_name)s, %(sdk)s, %(workflows)s, %(workflow_queues)s, %(handlers)s, %(handler_queues)s)
 on conflict (session_id) do nothing
 returning session_id;
+
+-- name: unserved
+-- Which of these places nobody takes tasks from who is connected to a server that lives. A worker has said at its Hello what it
+-- takes; while one is connected to a server of an older release, which did not write that down, none is told.
+-- index: session_serving, server_pkey
+select w.queue, w.handler from unnest(%(queues)s, %(handlers)s) w(queue, handler)
+where not exists (
+    select from session s join server v on v.server_id = s.server_id
+    where s.namespace = %(namespace)s and s.ended_at is null and s.handlers is distinct from '{}'
+      and v.seen_at > clock_timestamp() - %(server_timeout)s
+      and (s.handlers is null or s.handlers @> array[w.handler] and exists (
+          select from unnest(s.handlers, s.handler_queues) h(handler, queue)
+          where h.handler = w.handler and h.queue = w.queue))
+);
 
 -- name: own_sessions
 -- Which of these former sessions belong to the same process. index: session_pkey

@@ -460,6 +460,7 @@ class OpenStep(_message.Message):
     CHECKPOINT_NUMBER_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     DECIDE_FIELD_NUMBER: _builtins.int
+    WAITING_REASON_FIELD_NUMBER: _builtins.int
     task_id: _builtins.int
     """Its task: the number of the event that scheduled it."""
     node_id: _builtins.str
@@ -490,6 +491,10 @@ class OpenStep(_message.Message):
     """The number of the newest checkpoint; 0 if there is none."""
     decide: _builtins.bool
     """True if it decides what the run, a code run, does next."""
+    waiting_reason: _builtins.str
+    """Why nothing happens, if that is known: NO_WORKER if it is READY and no connected worker takes its handler from its queue.
+    Told of 50 handlers and queues of a run at most, and not of the step that decides: see Run.waiting_reason.
+    """
     @_builtins.property
     def ready_time(self) -> _timestamp_pb2.Timestamp:
         """When it may be taken, or could be at first; unset if PARKED."""
@@ -527,10 +532,11 @@ class OpenStep(_message.Message):
         checkpoint_number: _builtins.int = ...,
         progress: _payload_pb2.Payload | None = ...,
         decide: _builtins.bool = ...,
+        waiting_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_failure", b"last_failure", "lease_expire_time", b"lease_expire_time", "progress", b"progress", "ready_time", b"ready_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_number", b"checkpoint_number", "corrective_failures", b"corrective_failures", "decide", b"decide", "handler", b"handler", "item", b"item", "last_failure", b"last_failure", "lease_expire_time", b"lease_expire_time", "node_id", b"node_id", "operational_failures", b"operational_failures", "progress", b"progress", "queue", b"queue", "ready_time", b"ready_time", "scope_id", b"scope_id", "state", b"state", "task_id", b"task_id", "undo", b"undo", "worker_name", b"worker_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_number", b"checkpoint_number", "corrective_failures", b"corrective_failures", "decide", b"decide", "handler", b"handler", "item", b"item", "last_failure", b"last_failure", "lease_expire_time", b"lease_expire_time", "node_id", b"node_id", "operational_failures", b"operational_failures", "progress", b"progress", "queue", b"queue", "ready_time", b"ready_time", "scope_id", b"scope_id", "state", b"state", "task_id", b"task_id", "undo", b"undo", "waiting_reason", b"waiting_reason", "worker_name", b"worker_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
