@@ -289,6 +289,19 @@ _GIVEN: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
         | {"message_pkey", "message_once"},
         22_000,
     ),
+    "count ready": (
+        "cluster",
+        "count_ready",
+        {
+            "namespaces": Texts(["default"] * 20),
+            "queues": Texts(f"q{n}" for n in range(20)),
+            "handlers": Texts(f"h{n % 7}" for n in range(20)),
+            "priorities": Ints([1 + n % 5 for n in range(20)]),
+            "most": 100,
+        },
+        {"task_ready"},
+        2_500,
+    ),
     "get run": ("run", "get_run", {"run_id": SOME[0], "namespace": "default"}, {"run_pkey"}, 5),
     "payloads": ("run", "payloads", {"run_id": SOME[0]}, {"run_pkey", "event_pkey"}, 10),
     "progress": ("run", "progress", {"run_ids": Uuids(SOME)}, {"run_pkey"}, 100),
@@ -305,7 +318,7 @@ _GIVEN: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
 
 IN_ORDER = {
     *(name for name in _GIVEN if name.startswith("list runs")),
-    *("live runs of a definition", "count live runs"),
+    *("live runs of a definition", "count live runs", "count ready"),
     *("count candidates", "retention: definitions", "retention: old", "retention: page", "retention: outlived"),
 }
 """Ranges of indexes, read in their order up to a limit."""

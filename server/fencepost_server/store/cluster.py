@@ -9,12 +9,15 @@ from datetime import datetime, timedelta
 from fencepost_server.config import Config
 from fencepost_server.domain.errors import InvalidHello
 from fencepost_server.domain.violation import Violation
-from fencepost_server.store.arrays import Texts, Uuids, columns
+from fencepost_server.store.arrays import Ints, Texts, Uuids, columns
 from fencepost_server.store.connection import Database
 from fencepost_server.store.queries import query
+from fencepost_server.store.runs import in_order
 
 MAX_READY_PLACES = 2000
 """A probe tells no more places than that."""
+MAX_COUNTED = 1000
+"""So many tasks of a place are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,17 @@ async def probe(database: Database, config: Config, server_id: str) -> Probe:
         elif what == 7:
             schedule = seconds
     return Probe(ready, expiry, others, ended, timer, messages, schedule)
+
+
+async def count_ready(database: Database, places: Sequence[ReadyWork]) -> list[tuple[str, str, int, float]]:
+    """Of places in which tasks wait: namespace, queue, how many, counted up to 1,000, and the seconds since which the
+    first of them has waited.
+    """
+    namespaces, queues, handlers, priorities = columns(
+        [(work.namespace, work.queue, work.handler, work.priority) for work in places], Texts, Texts, Texts, Ints
+    )
+    params = {"namespaces": namespaces, "queues": queues, "handlers": handlers, "priorities": priorities}
+    return await in_order(database, query("cluster", "count_ready"), {**params, "most": MAX_COUNTED})
 
 
 async def forget(database: Database) -> None:

@@ -53,6 +53,22 @@ select 7, null, null, null, null,
        (select extract(epoch from due_at - clock_timestamp())::float8 from schedule
         where due_at is not null order by due_at limit 1);
 
+-- name: count_ready
+-- How many tasks wait in each of these places, counted up to %(most)s, and since when the first of them; places without any are left
+-- out. index: task_ready, one range a place
+select w.namespace, w.queue, c.n::int, extract(epoch from c.now - c.first_at)::float8
+from unnest(%(namespaces)s, %(queues)s, %(handlers)s, %(priorities)s) w(namespace, queue, handler, priority)
+cross join lateral (
+    select count(*) as n, min(x.visible_at) as first_at, max(x.now) as now
+    from (
+        select t.visible_at, c.now from (select (select clock_timestamp()) as now) c, task t
+        where t.lease_session is null and t.namespace = w.namespace and t.queue = w.queue and t.handler = w.handler
+          and t.priority = w.priority and t.visible_at <= c.now
+        order by t.visible_at limit %(most)s
+    ) x
+) c
+where c.n > 0;
+
 -- name: forget
 -- Bounded housekeeping: gone servers, ended sessions, request ids past their time. Open sessions are read, all of them:
 -- there are as many as worker streams. Times are compared with a subquery's, which an index takes as a bound: the function itself
