@@ -116,3 +116,19 @@ async def test_people_see_that_nobody_takes_a_step_also_while_they_wait_for_the_
     assert "waits because" not in (await fencepost("runs", "get", run_id)).out
     await fencepost("terminate", run_id)
     assert await asyncio.wait_for(waiting.wait(), TIMEOUT) == 3
+
+
+async def test_people_see_signals_that_no_wait_has_taken(fencepost: Program, api: Api) -> None:
+    """One whose name is misspelled, for one."""
+    run_id = await start(api)
+    for name in ("aprove", "later", "aprove", "approve"):
+        assert (await fencepost("signal", name, run_id)).code == 0
+    lines = (await fencepost("runs", "get", run_id)).out.splitlines()
+    assert [line.split() for line in lines[-3:]] == [["SIGNAL", "NOT", "TAKEN"], ["aprove", "2"], ["later", "1"]]
+    document = (await fencepost("runs", "get", run_id, "--json")).document
+    assert document["pending_signals"] == [
+        {"signal_name": "aprove", "count": 2},
+        {"signal_name": "later", "count": 1},
+    ]
+    await fencepost("terminate", run_id)
+    assert (await fencepost("runs", "get", run_id, "--json")).document["pending_signals"] == []

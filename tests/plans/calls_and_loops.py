@@ -280,6 +280,7 @@ _GIVEN: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
     "retention: forget keys": ("retention", "forget_keys", {"limit": 100}, {"run_key_expiry"}, 400),
     "open steps": ("task", "open_steps", {"run_id": SOME[0]}, {"task_pkey", "session_pkey"}, 20),
     "open waits": ("wait", "open_waits", {"run_id": SOME[0]}, {"timer_pkey", "wait_pkey", "child_pkey"}, 40),
+    "pending signals": ("wait", "pending_signals", {"run_id": SOME[0]}, {"signal_pkey"}, 10),
     "probe": (
         "cluster",
         "probe",

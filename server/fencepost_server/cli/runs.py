@@ -76,6 +76,9 @@ def show_run(run: Run) -> None:
     if run.open_waits:
         write_line("")
         show_table(("NODE", "WAITS FOR", "SINCE EVENT"), [_wait_row(wait) for wait in run.open_waits])
+    if run.pending_signals:
+        write_line("")
+        show_table(("SIGNAL", "NOT TAKEN"), [(name, str(count)) for name, count in run.pending_signals.items()])
 
 
 def reasons(run: Run) -> list[str]:

@@ -147,9 +147,11 @@ class OpenWait:
 class Run:
     """A run as it was when the server answered.
 
-    Lists leave out ``input``, ``output``, ``open_steps`` and ``open_waits``. ``ending`` is what a run that is about to
-    end will end as, None for others. ``next_run_id`` goes on with the work of one that is CONTINUED, as this one does
-    with that of ``previous_run_id``; ``waiting_reason`` is why nothing happens, if that is known, such as NO_WORKER.
+    Lists leave out ``input``, ``output``, ``open_steps``, ``open_waits`` and ``pending_signals``. ``ending`` is what a
+    run that is about to end will end as, None for others. ``next_run_id`` goes on with the work of one that is
+    CONTINUED, as this one does with that of ``previous_run_id``; ``waiting_reason`` is why nothing happens, if that is
+    known, such as NO_WORKER. ``pending_signals`` are those that it holds and no wait has taken: how many of each name,
+    of 100 names at most.
     """
 
     run_id: str
@@ -175,6 +177,7 @@ class Run:
     next_run_id: str = ""
     previous_run_id: str = ""
     waiting_reason: str = ""
+    pending_signals: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ended(self) -> bool:
@@ -354,6 +357,7 @@ def run_of(run: run_pb2.Run) -> Run:
         next_run_id=run.next_run_id,
         previous_run_id=run.previous_run_id,
         waiting_reason=run.waiting_reason,
+        pending_signals={signal.signal_name: signal.count for signal in run.pending_signals},
     )
 
 
