@@ -50,6 +50,21 @@ class EngineCollector(Collector):
             "Times that a run was BLOCKED: it waits for a person.",
             value=engine.blocked.count,
         )
+        ready = GaugeMetricFamily(
+            "fencepost_ready_tasks",
+            "Tasks of all servers that wait for a worker, READY.",
+            labels=["namespace", "queue"],
+        )
+        oldest = GaugeMetricFamily(
+            "fencepost_ready_oldest_seconds",
+            "Seconds for which the oldest of these has been READY.",
+            labels=["namespace", "queue"],
+        )
+        for place, waiting in engine.backlog.waiting.items():
+            ready.add_metric(place, waiting.count)
+            oldest.add_metric(place, waiting.oldest)
+        yield ready
+        yield oldest
         events = CounterMetricFamily(
             "fencepost_events", "Events of histories that this server has committed.", labels=["type"]
         )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -15,8 +16,11 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from fencepost.v1 import run_service_pb2 as pb
 from fencepost_server.api.server import SERVICES, PortInUse
+from fencepost_server.store import cluster
 from fencepost_server.web.app import HttpPortInUse
+from tests.engine.rows import execute, holding
 from tests.fixtures.api import DEADLINE, Api
 from tests.fixtures.manifests import manifest
 from tests.fixtures.raw_worker import RawWorker
@@ -135,6 +139,61 @@ async def test_events_are_counted_once_they_are_committed(server: InProcessServe
     assert 'fencepost_events_total{type="RUN_STARTED"} 3.0' in text
     assert 'fencepost_events_total{type="STEP_SCHEDULED"} 3.0' in text
     assert 'fencepost_events_total{type="STEP_COMPLETED"} 0.0' in text
+
+
+def backlog(text: str) -> dict[str, float]:
+    """What the metrics say of READY tasks: each series with its value."""
+    lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("fencepost_ready_")]
+    return {series.removeprefix("fencepost_ready_"): float(value) for series, value in lines}
+
+
+async def test_tasks_that_wait_for_a_worker_are_told_by_namespace_and_queue(
+    server: InProcessServer, api: Api, dsn: str, connect_worker: ConnectWorker
+) -> None:
+    """What is leased, parked or not due yet does not wait for one."""
+    engine = server.app.engine
+    await engine.probe_once()
+    assert backlog((await page(server, "/metrics"))[1]) == {}
+    await api.register(manifest(1))
+    slow = {"id": "slow", "compatibility_id": "1", "sequence": [{"id": "n", "step": "s2", "queue": "slow"}]}
+    await api.register(json.dumps(slow))
+    run_ids = [(await api.start()).run_id for _ in range(3)] + [(await api.start("slow")).run_id for _ in range(4)]
+    parked, later = run_ids[-2:]
+    await api.runs.PauseRun(pb.PauseRunRequest(run_id=parked), timeout=DEADLINE)
+    await execute(dsn, "update task set visible_at = visible_at - interval '1 h' where run_id = %s", [run_ids[0]])
+    await execute(dsn, "update task set visible_at = visible_at + interval '1 h' where run_id = %s", [later])
+    worker = await connect_worker(server.grpc_address, handlers=["s1"], capacity=1)
+    task = await worker.task()
+    assert task.task.run_id == run_ids[0]
+    await engine.probe_once()
+    told = backlog((await page(server, "/metrics"))[1])
+    ages = {series: value for series, value in told.items() if series.startswith("oldest")}
+    assert {series: value for series, value in told.items() if series not in ages} == {
+        'tasks{namespace="default",queue="default"}': 2,
+        'tasks{namespace="default",queue="slow"}': 2,
+    }
+    assert ages.keys() == {f'oldest_seconds{{namespace="default",queue="{name}"}}' for name in ("default", "slow")}
+    assert all(0 < age < 600 for age in ages.values())
+    await execute(dsn, "update task set visible_at = visible_at - interval '1 h' where queue = 'slow'")
+    told = backlog((await page(server, "/metrics"))[1])
+    assert told['oldest_seconds{namespace="default",queue="slow"}'] > 3600
+
+
+async def test_waiting_tasks_are_counted_up_to_a_limit_and_not_while_the_database_is_too_slow(
+    server: InProcessServer, api: Api, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I12: a scrape costs a bounded look, and gets its other metrics in any case."""
+    await api.register(manifest(1))
+    for _ in range(3):
+        await api.start()
+    await server.app.engine.probe_once()
+    monkeypatch.setattr(cluster, "MAX_COUNTED", 2)
+    text = (await page(server, "/metrics"))[1]
+    assert 'fencepost_ready_tasks{namespace="default",queue="default"} 2.0' in text
+    async with holding(dsn, "lock table task in access exclusive mode"):
+        status, text = await page(server, "/metrics")
+    assert (status, backlog(text)) == (200, {})
+    assert "fencepost_healthy" in text
 
 
 async def test_a_port_in_use_is_noticed_and_nothing_is_left_behind(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 
-from tests.cli.program import Program
+from tests.cli.program import TIMEOUT, Program
 from tests.fixtures.api import Api
 from tests.fixtures.raw_worker import RawWorker
 from tests.fixtures.servers import InProcessServer
@@ -96,3 +97,38 @@ async def test_a_history_tells_why_a_run_ended_and_how_much_time_its_steps_had(f
     assert "grace 0 ms" in ending
     documents = {d["kind"]: d for d in (await fencepost("runs", "history", run_id, "--json")).documents}
     assert (documents["run_ending"]["state"], documents["run_ending"]["grace"]) == ("CANCELLED", 0)
+
+
+async def test_people_see_that_nobody_takes_a_step_also_while_they_wait_for_the_run(
+    fencepost: Program, api: Api, server: InProcessServer, connect_worker: ConnectWorker
+) -> None:
+    run_id = await start(api)
+    why = "no connected worker takes s1 from the queue default (NO_WORKER)"
+    shown = (await fencepost("runs", "get", run_id)).out.splitlines()
+    assert [line.split(maxsplit=2)[2] for line in shown if line.startswith("waits because")] == [why]
+    [step] = (await fencepost("runs", "get", run_id, "--json")).document["open_steps"]
+    assert step["waiting_reason"] == "NO_WORKER"
+    waiting = await fencepost.start("runs", "wait", run_id)
+    assert waiting.stderr is not None
+    line = await asyncio.wait_for(waiting.stderr.readline(), TIMEOUT)
+    assert line.decode() == f"fencepost: run {run_id} waits: {why}\n"
+    await connect_worker(server.grpc_address)
+    assert "waits because" not in (await fencepost("runs", "get", run_id)).out
+    await fencepost("terminate", run_id)
+    assert await asyncio.wait_for(waiting.wait(), TIMEOUT) == 3
+
+
+async def test_people_see_signals_that_no_wait_has_taken(fencepost: Program, api: Api) -> None:
+    """One whose name is misspelled, for one."""
+    run_id = await start(api)
+    for name in ("aprove", "later", "aprove", "approve"):
+        assert (await fencepost("signal", name, run_id)).code == 0
+    lines = (await fencepost("runs", "get", run_id)).out.splitlines()
+    assert [line.split() for line in lines[-3:]] == [["SIGNAL", "NOT", "TAKEN"], ["aprove", "2"], ["later", "1"]]
+    document = (await fencepost("runs", "get", run_id, "--json")).document
+    assert document["pending_signals"] == [
+        {"signal_name": "aprove", "count": 2},
+        {"signal_name": "later", "count": 1},
+    ]
+    await fencepost("terminate", run_id)
+    assert (await fencepost("runs", "get", run_id, "--json")).document["pending_signals"] == []

@@ -34,3 +34,11 @@ def test_the_settings_of_the_containers_are_settings_of_the_server() -> None:
     assert load(env={f"{ENV_PREFIX}DSN": "postgresql://x", **given}).grpc_host == "0.0.0.0"
     image = (ROOT / "deploy" / "Dockerfile").read_text("utf-8")
     load(env=dict(re.findall(rf"({ENV_PREFIX}[A-Z_]+)=(\S+)", image)))
+
+
+def test_the_alarm_names_metrics_that_the_page_lists() -> None:
+    [rules] = [YAML(typ="safe").load(block.text) for block in blocks("docs/operations.md") if block.language == "yaml"]
+    listed = set(
+        re.findall(r"^\| `(fencepost_\w+)` \|", (ROOT / "docs/operations.md").read_text("utf-8"), re.MULTILINE)
+    )
+    assert [set(re.findall(r"fencepost_\w+", rule["expr"])) <= listed for rule in rules] == [True]

@@ -148,7 +148,8 @@ async def test_a_child_of_a_workflow_that_nobody_registered_fails_its_node(scene
     run_id = await scene.run({"id": "sub", "workflow": "nobody"})
     failure = await scene.failure(run_id)
     assert (failure.code, failure.kind) == ("CHILD_FAILED", PERMANENT)
-    assert "UNKNOWN_WORKFLOW" in failure.message
+    assert failure.message.startswith("the child could not be started: UNKNOWN_WORKFLOW: ")
+    assert "child run" not in failure.message, "there is none"
     assert await scene.api.list_all(parent_run_id=run_id) == []
     assert await count(scene.dsn, "message") == 0
 
@@ -157,7 +158,7 @@ async def test_a_child_whose_input_breaks_its_schema_fails_its_node(scene: Scene
     run_id = await family(scene, step("a"), CHILD, input_schema={"type": "integer"})
     await scene.do("a", output="no integer")
     failure = await scene.failure(run_id)
-    assert "INPUT_SCHEMA_MISMATCH" in failure.message
+    assert failure.message.startswith("the child could not be started: INPUT_SCHEMA_MISMATCH: ")
     assert await scene.api.list_all(parent_run_id=run_id) == []
 
 

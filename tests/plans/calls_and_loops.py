@@ -280,6 +280,7 @@ _GIVEN: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
     "retention: forget keys": ("retention", "forget_keys", {"limit": 100}, {"run_key_expiry"}, 400),
     "open steps": ("task", "open_steps", {"run_id": SOME[0]}, {"task_pkey", "session_pkey"}, 20),
     "open waits": ("wait", "open_waits", {"run_id": SOME[0]}, {"timer_pkey", "wait_pkey", "child_pkey"}, 40),
+    "pending signals": ("wait", "pending_signals", {"run_id": SOME[0]}, {"signal_pkey"}, 10),
     "probe": (
         "cluster",
         "probe",
@@ -288,6 +289,19 @@ _GIVEN: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
         {"task_ready", "task_lease", "server_pkey", "cluster_pkey", "session_ended", "timer_due", "schedule_due"}
         | {"message_pkey", "message_once"},
         22_000,
+    ),
+    "count ready": (
+        "cluster",
+        "count_ready",
+        {
+            "namespaces": Texts(["default"] * 20),
+            "queues": Texts(f"q{n}" for n in range(20)),
+            "handlers": Texts(f"h{n % 7}" for n in range(20)),
+            "priorities": Ints([1 + n % 5 for n in range(20)]),
+            "most": 100,
+        },
+        {"task_ready"},
+        2_500,
     ),
     "get run": ("run", "get_run", {"run_id": SOME[0], "namespace": "default"}, {"run_pkey"}, 5),
     "payloads": ("run", "payloads", {"run_id": SOME[0]}, {"run_pkey", "event_pkey"}, 10),
@@ -305,7 +319,7 @@ _GIVEN: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
 
 IN_ORDER = {
     *(name for name in _GIVEN if name.startswith("list runs")),
-    *("live runs of a definition", "count live runs"),
+    *("live runs of a definition", "count live runs", "count ready"),
     *("count candidates", "retention: definitions", "retention: old", "retention: page", "retention: outlived"),
 }
 """Ranges of indexes, read in their order up to a limit."""

@@ -46,10 +46,12 @@ select md5('r' || n)::uuid, 2, 'default', 'q' || n %% 20, 'h' || n %% 7, 1 + n %
        case when n %% 10 = 0 then md5('s' || n / 10 %% 1000)::uuid end,
        case when n %% 10 = 0 then now() + (n - 500) * interval '1 s' end
 from generate_series(1, %(runs)s) n;
-insert into session (session_id, namespace, server_id, process_nonce, worker_name, sdk, workflows, workflow_queues)
+insert into session (session_id, namespace, server_id, process_nonce, worker_name, sdk, workflows, workflow_queues,
+                     handlers, handler_queues)
 select md5('s' || n)::uuid, 'default', gen_random_uuid(), 'n', 'w', '',
        case when n %% 10 = 0 then '{code@1}'::text[] else '{}' end,
-       case when n %% 10 = 0 then '{default}'::text[] else '{}' end
+       case when n %% 10 = 0 then '{default}'::text[] else '{}' end,
+       array['h' || n %% 7, 'h8'], '{q1, q2}'
 from generate_series(1, 1000) n;
 insert into session (session_id, namespace, server_id, process_nonce, worker_name, sdk, ended_at)
 select gen_random_uuid(), 'default', gen_random_uuid(), 'n', 'w', '', now() - n * interval '1 s'

@@ -77,6 +77,16 @@ CLUSTER: Given = {
     "forget": ({}, {"run_key_expiry", "session_ended", "query_expiry", "server_pkey", "session_pkey"}, 30_000),
     "own_sessions": (OF_SESSIONS, {"session_pkey"}, 60),
     "leave_sessions": (OF_SESSIONS, {"session_pkey"}, 100),
+    "unserved": (
+        {
+            "namespace": "default",
+            "queues": Texts(["q1", "q2"]),
+            "handlers": Texts(["h1", "nobody's"]),
+            "server_timeout": timedelta(seconds=10),
+        },
+        {"session_serving", "server_pkey"},
+        3_000,
+    ),
     "close_session": ({"sessions": SESSIONS}, {"session_pkey"}, 100),
 }
 DEFINITIONS: Given = {

@@ -21,7 +21,7 @@ from fencepost_server.engine.engine import Engine
 from fencepost_server.engine.operations import Commanded, Started
 from fencepost_server.engine.reading import RunView
 from fencepost_server.engine.starting import StartRequest
-from fencepost_server.store import runs
+from fencepost_server.store import cluster, runs
 from fencepost_server.store.runs import RunFilter
 from fencepost_server.wire.events import event
 from fencepost_server.wire.payloads import payload_in, payload_out
@@ -33,6 +33,8 @@ _LONGEST_REASON, _LONGEST_GRACE = 1000, 86_400.0
 _MOST_SOUGHT = 8
 _DEFAULT_QUERY, _LONGEST_QUERY = 10.0, 60.0
 _UNTAKEN = (run_pb2.STEP_STATE_READY, run_pb2.STEP_STATE_RETRYING)
+_MOST_PLACES = 50
+"""Of so many queues and handlers of a run's steps it is told whether anybody takes them."""
 _RUNS, _HISTORY = "runs", "history"
 
 
@@ -137,6 +139,14 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
         waits = any(step.decide and step.state in _UNTAKEN for step in message.open_steps)
         if waits and code is not None and await self._queries.no_worker(view.run.summary.namespace, code):
             message.waiting_reason = NoWorker.reason
+        ready = [step for step in message.open_steps if step.state == run_pb2.STEP_STATE_READY and not step.decide]
+        places = list({(step.queue, step.handler): None for step in ready})[:_MOST_PLACES]
+        if places:
+            timeout = self._config.server_timeout
+            unserved = await cluster.unserved(self._engine.reads, view.run.summary.namespace, places, timeout)
+            for step in ready:
+                if (step.queue, step.handler) in unserved:
+                    step.waiting_reason = NoWorker.reason
         return message
 
     @call

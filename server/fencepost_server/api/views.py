@@ -54,6 +54,8 @@ def run_detail(run: RunDetail, graph: Graph) -> run_pb2.Run:
     # Of a run that is ending times and signals are only kept, for a retry: it waits for its children.
     waits = [wait for wait in run.open_waits if not message.ending or wait.child_run_id is not None]
     message.open_waits.extend(_open_wait(wait, graph) for wait in waits)
+    for name, count in run.pending_signals:
+        message.pending_signals.add(signal_name=name, count=count)
     return message
 
 

@@ -50,6 +50,9 @@ def run_document(run: Run, *, listed: bool = False) -> dict[str, Any]:
         document |= value_document("input", run.input) | value_document("output", run.output)
         document["open_steps"] = [_open_step(step) for step in run.open_steps]
         document["open_waits"] = [_open_wait(wait) for wait in run.open_waits]
+        document["pending_signals"] = [
+            {"signal_name": name, "count": count} for name, count in run.pending_signals.items()
+        ]
         if run.waiting_reason:
             document["waiting_reason"] = run.waiting_reason
     return document
@@ -74,6 +77,8 @@ def _open_step(step: OpenStep) -> dict[str, Any]:
     }
     if step.decide:
         document["decide"] = True
+    if step.waiting_reason:
+        document["waiting_reason"] = step.waiting_reason
     if step.scope_id:
         document |= {"scope_id": step.scope_id, "item": step.item}
     if step.progress is not None:

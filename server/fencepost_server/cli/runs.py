@@ -58,7 +58,7 @@ def show_run(run: Run) -> None:
             ("parent", run.parent_run_id),
             ("goes on for", run.previous_run_id),
             ("goes on as", run.next_run_id),
-            ("waits because", _REASONS.get(run.waiting_reason, run.waiting_reason)),
+            *(("waits because", reason) for reason in reasons(run)),
             ("priority", str(run.priority)),
             ("started", local(run.create_time)),
             ("ended", local(run.end_time)),
@@ -76,9 +76,25 @@ def show_run(run: Run) -> None:
     if run.open_waits:
         write_line("")
         show_table(("NODE", "WAITS FOR", "SINCE EVENT"), [_wait_row(wait) for wait in run.open_waits])
+    if run.pending_signals:
+        write_line("")
+        show_table(("SIGNAL", "NOT TAKEN"), [(name, str(count)) for name, count in run.pending_signals.items()])
 
 
-_REASONS = {"NO_WORKER": "no connected worker has its code (NO_WORKER)"}
+def reasons(run: Run) -> list[str]:
+    """Why nothing happens, as far as the server knows it: the first of each kind of wait."""
+    told = [f"no connected worker has its code ({run.waiting_reason})"] if run.waiting_reason else []
+    waiting = {(step.handler, step.queue, step.waiting_reason): None for step in run.open_steps if step.waiting_reason}
+    told += [
+        f"no connected worker takes {handler} from the queue {queue} ({reason})"
+        for handler, queue, reason in list(waiting)[:_REASONS_SHOWN]
+    ]
+    if len(waiting) > _REASONS_SHOWN:
+        told.append(f"and {len(waiting) - _REASONS_SHOWN} more handlers, see below")
+    return told
+
+
+_REASONS_SHOWN = 10
 
 
 def _wait_row(wait: OpenWait) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from fencepost_server.cli.caller import Caller
 from fencepost_server.cli.faults import WrongUsage
 from fencepost_server.cli.output import local, shortened, show_table, visible, write_json
 from fencepost_server.cli.progress import bar
-from fencepost_server.cli.runs import failure_text
+from fencepost_server.cli.runs import failure_text, reasons
 
 if TYPE_CHECKING:
     from fencepost import AsyncClient, FencepostError, Run
@@ -28,6 +29,9 @@ FAILED = 3
 TIMED_OUT = 4
 
 _AT_ONCE = 100
+_LOOKED_AT = 10
+"""Of so many runs people are told why they wait."""
+_FIRST_LOOK, _LOOK_INTERVAL = 2.0, 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +103,18 @@ async def _wait_for_all(
     end = None if timeout is None else time.monotonic() + timeout
     places = asyncio.Semaphore(_AT_ONCE)
     done = 0
+    told: set[str] = set()
+    looked_at = set() if caller.json else set(run_ids[:_LOOKED_AT])
 
     async with caller.connect_async() as client:
 
         async def one(run_id: str) -> Waited:
             nonlocal done
             async with places:
+                looking = asyncio.create_task(_tell_why(client, run_id, told)) if run_id in looked_at else None
                 outcome = await _wait_for_one(client, run_id, end)
+                if looking is not None:
+                    looking.cancel()
             done += 1
             show_done(done)
             return outcome
@@ -127,6 +136,20 @@ async def _wait_for_one(client: AsyncClient, run_id: str, end: float | None) -> 
             return Waited(run_id, run, ended=run.ended)
     except FencepostError as error:
         return Waited(run_id, error=error)
+
+
+async def _tell_why(client: AsyncClient, run_id: str, told: set[str]) -> None:
+    """Tell people each reason for which nothing happens, once, until cancelled."""
+    from fencepost import FencepostError
+
+    await asyncio.sleep(_FIRST_LOOK)
+    while True:
+        with contextlib.suppress(FencepostError):  # the wait for the same run tells it
+            for reason in reasons(await client.get_run(run_id)):
+                if reason not in told:
+                    told.add(reason)
+                    typer.echo(f"fencepost: run {visible(run_id)} waits: {visible(reason)}", err=True)
+        await asyncio.sleep(_LOOK_INTERVAL)
 
 
 def show(caller: Caller, waited: Sequence[Waited]) -> None:

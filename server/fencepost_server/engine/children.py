@@ -81,12 +81,13 @@ def answer_for_missing(
     deliver: Deliver, failure: Failure, state: RunState = RunState.CANCELLED
 ) -> tuple[str, int, str, int, str, str]:
     """The message to a parent whose child never was: a row of insert_message. If that is because the parent was ending
-    when the start came, it says so: the parent can have been retried before it gets to know.
+    when the start came, it says so: the parent can have been retried before it gets to know. It also says if the start
+    was refused: there is no run to look at.
     """
     parent_seq = json.loads(deliver.body)["parent_seq"]
     body = {"parent_seq": parent_seq, "state": int(state), "output_seq": None, "failure": failure_json(failure)}
-    if deliver.kind is MessageKind.START_CHILD and state is RunState.CANCELLED:
-        body["start_dropped"] = True
+    if deliver.kind is MessageKind.START_CHILD:
+        body["start_dropped" if state is RunState.CANCELLED else "start_refused"] = True
     kind = int(MessageKind.CHILD_ENDED)
     return (deliver.source_run, kind, deliver.run_id, 0, deliver.namespace, json.dumps(body))
 
@@ -121,6 +122,8 @@ class _Outcome:
     state: RunState
     output_seq: int | None
     failure: Failure | None
+    refused: bool = False
+    """It could not be started: no such run is there."""
 
 
 async def ended(ctx: RunContext, deliver: Deliver) -> None:
@@ -134,7 +137,8 @@ async def ended(ctx: RunContext, deliver: Deliver) -> None:
         await _begin_anew(ctx, child)
     elif not (ctx.is_ending and _left_alone(ctx, child)):
         failure = None if body["failure"] is None else Failure.from_json(json.dumps(body["failure"]))
-        outcome = _Outcome(deliver.source_run, RunState(body["state"]), body["output_seq"], failure)
+        state, refused = RunState(body["state"]), body.get("start_refused", False)
+        outcome = _Outcome(deliver.source_run, state, body["output_seq"], failure, refused)
         await _ended(ctx, child, outcome)
 
 
@@ -224,9 +228,12 @@ async def _ended(ctx: RunContext, child: ChildRow, outcome: _Outcome) -> None:
         return
     cause = outcome.failure
     why = "" if cause is None else f": {cause.code}: {cause.message}"
+    what = (
+        "the child could not be started" if outcome.refused else f"child run {outcome.run_id} is {outcome.state.name}"
+    )
     failure = Failure(
         FailureKind.PERMANENT if cause is None else cause.kind,
-        "CHILD_FAILED", f"child run {outcome.run_id} is {outcome.state.name}{why}", None, node.id,
+        "CHILD_FAILED", f"{what}{why}", None, node.id,
     )  # fmt: skip
     _event(ctx, node, child, outcome.state, place, failure=failure)
     if ctx.graph.code is not None:  # its function is told

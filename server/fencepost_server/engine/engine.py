@@ -18,6 +18,7 @@ from fencepost_server.config import Config
 from fencepost_server.domain.errors import FencepostError, Internal, ServerDraining, SessionTimedOut
 from fencepost_server.domain.model import LeasedTask
 from fencepost_server.engine import leases
+from fencepost_server.engine.backlog import Backlog
 from fencepost_server.engine.blocked import BlockedRuns
 from fencepost_server.engine.catalog import Catalog
 from fencepost_server.engine.changes import Ready, by_session
@@ -93,6 +94,7 @@ class Engine:
         self.remover = Remover(self.database, self.reads, self.submit)
         self.retention = Retention(config, self.database)
         self.blocked = BlockedRuns()
+        self.backlog = Backlog(self.reads)
         self.draining = False
         self.loops = [
             self.dispatcher.loop,
@@ -305,6 +307,7 @@ class Engine:
         found = await cluster.probe(self.database, self.config, self.server_id)
         self.last_probe = time.monotonic()
         self.notifier.others = found.other_servers
+        self.backlog.saw(found.ready)
         if len(found.ready) < cluster.MAX_READY_PLACES:
             self.dispatcher.forget(mark)
         self.dispatcher.hint([Ready(w.namespace, w.queue, w.handler, w.priority, w.due_in) for w in found.ready])

@@ -196,6 +196,7 @@ class WorkerStreams:
             greeting.worker_name,
             greeting.sdk,
             greeting.deciders,
+            tuple(sorted(greeting.handlers)),
         )
         now, adopted = await self._engine.open_session(row, greeting.previous, greeting.held)
         deciding = [ref[0] for ref in adopted.kept if ref[1] == DECIDE_TASK]

@@ -9,12 +9,15 @@ from datetime import datetime, timedelta
 from fencepost_server.config import Config
 from fencepost_server.domain.errors import InvalidHello
 from fencepost_server.domain.violation import Violation
-from fencepost_server.store.arrays import Texts, Uuids
+from fencepost_server.store.arrays import Ints, Texts, Uuids, columns
 from fencepost_server.store.connection import Database
 from fencepost_server.store.queries import query
+from fencepost_server.store.runs import in_order
 
 MAX_READY_PLACES = 2000
 """A probe tells no more places than that."""
+MAX_COUNTED = 1000
+"""So many tasks of a place are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,17 @@ async def probe(database: Database, config: Config, server_id: str) -> Probe:
     return Probe(ready, expiry, others, ended, timer, messages, schedule)
 
 
+async def count_ready(database: Database, places: Sequence[ReadyWork]) -> list[tuple[str, str, int, float]]:
+    """Of places in which tasks wait: namespace, queue, how many, counted up to 1,000, and the seconds since which the
+    first of them has waited.
+    """
+    namespaces, queues, handlers, priorities = columns(
+        [(work.namespace, work.queue, work.handler, work.priority) for work in places], Texts, Texts, Texts, Ints
+    )
+    params = {"namespaces": namespaces, "queues": queues, "handlers": handlers, "priorities": priorities}
+    return await in_order(database, query("cluster", "count_ready"), {**params, "most": MAX_COUNTED})
+
+
 async def forget(database: Database) -> None:
     """Bounded housekeeping of gone servers, ended sessions and expired request ids."""
     await database.rows(query("cluster", "forget"))
@@ -105,6 +119,8 @@ class SessionRow:
     sdk: str
     deciders: tuple[tuple[str, str], ...] = ()
     """(queue, handler) pairs of the code workflows that it has."""
+    handlers: tuple[tuple[str, str], ...] = ()
+    """(queue, handler) pairs of the steps that it takes."""
 
 
 async def open_session(database: Database, row: SessionRow, previous: Sequence[str]) -> tuple[datetime, list[str]]:
@@ -123,6 +139,8 @@ async def open_session(database: Database, row: SessionRow, previous: Sequence[s
                 "sdk": row.sdk,
                 "workflows": Texts([handler for _, handler in row.deciders]),
                 "workflow_queues": Texts([queue for queue, _ in row.deciders]),
+                "handlers": Texts([handler for _, handler in row.handlers]),
+                "handler_queues": Texts([queue for queue, _ in row.handlers]),
             },
         )
         if not opened:
@@ -139,6 +157,23 @@ async def open_session(database: Database, row: SessionRow, previous: Sequence[s
 async def close_sessions(database: Database, session_ids: Sequence[str]) -> None:
     """Note that sessions have ended."""
     await database.rows(query("cluster", "close_session"), {"sessions": Uuids(session_ids)})
+
+
+async def unserved(
+    database: Database, namespace: str, places: Sequence[tuple[str, str]], server_timeout: float
+) -> set[tuple[str, str]]:
+    """Which of these (queue, handler) no worker takes steps from that is connected, to any server."""
+    queues, handlers = columns(places, Texts, Texts)
+    rows = await database.rows(
+        query("cluster", "unserved"),
+        {
+            "namespace": namespace,
+            "queues": queues,
+            "handlers": handlers,
+            "server_timeout": timedelta(seconds=server_timeout),
+        },
+    )
+    return {(queue, handler) for queue, handler in rows}
 
 
 async def raise_epoch(database: Database) -> int:

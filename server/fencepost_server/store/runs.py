@@ -83,6 +83,8 @@ class RunDetail:
     output: Payload | None
     open_steps: list[OpenStepRow]
     open_waits: list[OpenWaitRow]
+    pending_signals: list[tuple[str, int]]
+    """The names of signals that no wait has taken, and how many each."""
 
 
 def _summary(row: tuple[Any, ...]) -> RunSummary:
@@ -96,6 +98,7 @@ async def get_run(database: Database, namespace: str, run_id: str) -> RunDetail 
     async with database.transaction() as session:
         steps = session.send(query("task", "open_steps"), params)
         waiting = waits.send_open(session, params)
+        pending = waits.send_pending(session, params)
         run = session.send(query("run", "get_run"), params)
         payloads = session.send(query("run", "payloads"), params)
     rows = run.rows()
@@ -114,9 +117,9 @@ async def get_run(database: Database, namespace: str, run_id: str) -> RunDetail 
         return None  # deleted between the reads: its first event went with it
     # Steps, waits, run, payloads were read in this order: a run that ends meanwhile shows as before or after its end.
     if summary.ended_at:
-        return RunDetail(summary, value, output, [], [])
+        return RunDetail(summary, value, output, [], [], [])
     open_steps = [OpenStepRow(*row) for row in steps.rows()]
-    return RunDetail(summary, value, output, open_steps, waits.read_open(waiting))
+    return RunDetail(summary, value, output, open_steps, waits.read_open(waiting), pending.rows())
 
 
 async def get_summary(database: Database, namespace: str, run_id: str) -> RunSummary | None:

@@ -35,6 +35,13 @@ def read_open(answer: Result) -> list[OpenWaitRow]:
     return [_row(seq, json.loads(place), fire_at, name, child) for seq, place, fire_at, name, child in answer.rows()]
 
 
+def send_pending(session: Session, params: Mapping[str, Any]) -> Result:
+    """Ask for the signals of a run that no wait has taken, ``params`` having its run_id: rows of a name and how often
+    it is there, 100 at most.
+    """
+    return session.send(query("wait", "pending_signals"), params)
+
+
 def _row(
     seq: int, place: Mapping[str, Any], fire_at: datetime | None, signal_name: str | None, child: str | None
 ) -> OpenWaitRow:

@@ -59,6 +59,7 @@ class ToldByEngine:
 
     async def metrics(self) -> bytes:
         """See Told."""
+        await self._engine.backlog.count()
         return generate_latest(self._registry)
 
 

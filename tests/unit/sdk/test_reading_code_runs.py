@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from fencepost import Client, Value
+import time
+
+import pytest
+
+from fencepost import Client, NoWorker, Value
+from fencepost.calls import Requests
 from fencepost.models import run_of as value_of_run
+from fencepost.plans import Pause
 from fencepost.v1 import payload_pb2
 from fencepost.v1 import run_service_pb2 as runs
 from tests.unit.sdk.answering import Server, event_of, method, run_of
@@ -60,3 +66,32 @@ def test_a_run_tells_the_others_of_its_chain_and_why_it_waits() -> None:
     assert (run.next_run_id, run.previous_run_id, run.waiting_reason) == ("r2", "r0", "NO_WORKER")
     assert run.open_steps[0].decide
     assert run.ended
+
+
+@pytest.mark.parametrize(("timeout", "patience"), [(10.0, 30.0), (10.0, 1.0), (0.0, 30.0)])
+def test_a_query_that_no_worker_can_answer_is_asked_again_for_its_timeout_and_no_longer(
+    monkeypatch: pytest.MonkeyPatch, timeout: float, patience: float
+) -> None:
+    """Whatever the client's patience with servers that do not answer. Its time is counted here, not waited for."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    plan = Requests("default", patience).query_run("r1", "progress", None, timeout, int)
+    asked: list[float] = []
+
+    def ask_until_it_is_refused() -> None:
+        nonlocal now
+        action = next(plan)
+        while True:
+            if isinstance(action, Pause):
+                now += action.seconds
+                action = next(plan)
+                continue
+            assert isinstance(action.request, runs.QueryRunRequest)
+            asked.append(now - 100 + action.request.timeout.ToNanoseconds() / 1e9)
+            action = plan.throw(NoWorker("no connected worker"))
+
+    with pytest.raises(NoWorker):
+        ask_until_it_is_refused()
+    assert now - 100 <= timeout
+    assert asked == [pytest.approx(timeout)] * len(asked), "no answer is waited for any longer, either"
+    assert (len(asked) > 1) == (timeout > 0)

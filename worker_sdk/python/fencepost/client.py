@@ -299,8 +299,8 @@ class Client:
         ``type``. Changes nothing; a run that has ended can be asked as well.
 
         Waits for a worker's answer up to ``timeout`` seconds, 60 at most. Raises QueryFailed if the code has no such
-        query, if it raised an error or did not answer in time, NoWorker if no connected worker has the run's code,
-        IllegalTransition for a run of a graph, NotDecodable.
+        query, if it raised an error or did not answer in time, NoWorker if until then no connected worker has the run's
+        code, IllegalTransition for a run of a graph, NotDecodable.
         """
         return self._run(self._requests.query_run(run_id, name, input, timeout, type))
 

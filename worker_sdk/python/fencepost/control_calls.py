@@ -6,11 +6,14 @@ first answer.
 
 from __future__ import annotations
 
+import time
 from typing import Any, TypeAlias
 
+from fencepost.channel import Backoff
 from fencepost.codec import codec_for, encode
+from fencepost.errors import NoWorker
 from fencepost.models import RUN_STATES, RunState, Signalled, duration_of, fill_payload, value_of
-from fencepost.plans import Asker, Plan, new_id
+from fencepost.plans import Asker, Pause, Plan, new_id
 from fencepost.v1 import run_pb2
 from fencepost.v1 import run_service_pb2 as runs
 
@@ -63,13 +66,25 @@ class ControlRequests(Asker):
         return self._control("RetryRun", request)
 
     def query_run(self, run_id: str, name: str, arguments: object, timeout: float, result_type: Any) -> Plan[Any]:
-        """Ask the function of a code run. Raises NotEncodable, NotDecodable."""
-        request = runs.QueryRunRequest(
-            namespace=self._namespace, run_id=run_id, name=name, timeout=duration_of(timeout)
-        )
+        """Ask the function of a code run. Raises NotEncodable, NotDecodable.
+
+        While no worker has the code it is asked again, for one may just be coming back; but no longer than ``timeout``,
+        and not for as long as a server that does not answer.
+        """
+        request = runs.QueryRunRequest(namespace=self._namespace, run_id=run_id, name=name)
         fill_payload(request.input, encode(arguments))
-        response = yield from self._ask("runs", "QueryRun", request, attempt=timeout + _MARGIN)
-        return codec_for(result_type).decode(value_of(response.output))
+        end, left, backoff = time.monotonic() + timeout, timeout, Backoff()
+        while True:
+            request.timeout.CopyFrom(duration_of(left))
+            try:
+                response = yield from self._ask("runs", "QueryRun", request, attempt=left + _MARGIN, final=NoWorker)
+                return codec_for(result_type).decode(value_of(response.output))
+            except NoWorker:
+                delay = backoff.next()
+                left = end - time.monotonic() - delay
+                if left <= 0:
+                    raise
+            yield Pause(delay)
 
     def _control(self, method: str, request: _Control) -> Plan[RunState]:
         request.namespace = self._namespace

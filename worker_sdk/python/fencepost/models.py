@@ -105,7 +105,8 @@ class OpenStep:
     ``lease_expire_time`` and ``worker_name`` are set while it is LEASED; ``undo`` tells that it undoes a step;
     ``scope_id`` and ``item`` say in which branch or item of a parallel or map node it is (0 for none);
     ``checkpoint_number`` is that of its newest checkpoint, ``progress`` what its worker last said of it; ``decide``
-    tells that it is no step, but the turn of a code workflow's function.
+    tells that it is no step, but the turn of a code workflow's function; ``waiting_reason`` is why nothing happens, if
+    that is known, such as NO_WORKER.
     """
 
     task_id: int
@@ -126,6 +127,7 @@ class OpenStep:
     checkpoint_number: int = 0
     progress: Value | None = None
     decide: bool = False
+    waiting_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +148,11 @@ class OpenWait:
 class Run:
     """A run as it was when the server answered.
 
-    Lists leave out ``input``, ``output``, ``open_steps`` and ``open_waits``. ``ending`` is what a run that is about to
-    end will end as, None for others. ``next_run_id`` goes on with the work of one that is CONTINUED, as this one does
-    with that of ``previous_run_id``; ``waiting_reason`` is why nothing happens, if that is known, such as NO_WORKER.
+    Lists leave out ``input``, ``output``, ``open_steps``, ``open_waits`` and ``pending_signals``. ``ending`` is what a
+    run that is about to end will end as, None for others. ``next_run_id`` goes on with the work of one that is
+    CONTINUED, as this one does with that of ``previous_run_id``; ``waiting_reason`` is why nothing happens, if that is
+    known, such as NO_WORKER. ``pending_signals`` are those that it holds and no wait has taken: how many of each name,
+    of 100 names at most.
     """
 
     run_id: str
@@ -174,6 +178,7 @@ class Run:
     next_run_id: str = ""
     previous_run_id: str = ""
     waiting_reason: str = ""
+    pending_signals: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ended(self) -> bool:
@@ -353,6 +358,7 @@ def run_of(run: run_pb2.Run) -> Run:
         next_run_id=run.next_run_id,
         previous_run_id=run.previous_run_id,
         waiting_reason=run.waiting_reason,
+        pending_signals={signal.signal_name: signal.count for signal in run.pending_signals},
     )
 
 
@@ -386,6 +392,7 @@ def _open_step_of(step: run_pb2.OpenStep) -> OpenStep:
         checkpoint_number=step.checkpoint_number,
         progress=value_of(step.progress) if step.HasField("progress") else None,
         decide=step.decide,
+        waiting_reason=step.waiting_reason,
     )
 
 

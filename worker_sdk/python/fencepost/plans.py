@@ -65,8 +65,9 @@ class Asker:
         *,
         attempt: float | None = None,
         patience: float | None = None,
+        final: type[Unavailable] | None = None,
     ) -> Plan[Any]:
-        """One call, repeated while it is Unavailable and ``patience`` lasts."""
+        """One call, repeated while it is Unavailable, but not as ``final``, and ``patience`` lasts."""
         backoff = Backoff()
         end = time.monotonic() + (self._patience if patience is None else patience)
         while True:
@@ -76,7 +77,7 @@ class Asker:
                 return (yield Call(service, method, request, limit))
             except Unavailable as error:
                 delay = backoff.next(error.retry_after)
-                if time.monotonic() + delay >= end:
+                if (final is not None and isinstance(error, final)) or time.monotonic() + delay >= end:
                     raise
                 yield Pause(delay)
 

@@ -53,6 +53,22 @@ select 7, null, null, null, null,
        (select extract(epoch from due_at - clock_timestamp())::float8 from schedule
         where due_at is not null order by due_at limit 1);
 
+-- name: count_ready
+-- How many tasks wait in each of these places, counted up to %(most)s, and since when the first of them; places without any are left
+-- out. index: task_ready, one range a place
+select w.namespace, w.queue, c.n::int, extract(epoch from c.now - c.first_at)::float8
+from unnest(%(namespaces)s, %(queues)s, %(handlers)s, %(priorities)s) w(namespace, queue, handler, priority)
+cross join lateral (
+    select count(*) as n, min(x.visible_at) as first_at, max(x.now) as now
+    from (
+        select t.visible_at, c.now from (select (select clock_timestamp()) as now) c, task t
+        where t.lease_session is null and t.namespace = w.namespace and t.queue = w.queue and t.handler = w.handler
+          and t.priority = w.priority and t.visible_at <= c.now
+        order by t.visible_at limit %(most)s
+    ) x
+) c
+where c.n > 0;
+
 -- name: forget
 -- Bounded housekeeping: gone servers, ended sessions, request ids past their time. Open sessions are read, all of them:
 -- there are as many as worker streams. Times are compared with a subquery's, which an index takes as a bound: the function itself
@@ -86,10 +102,24 @@ select pg_notify('fencepost', p) from unnest(%(payloads)s) p;
 select clock_timestamp();
 
 -- name: open_session
-insert into session (session_id, namespace, server_id, process_nonce, worker_name, sdk, workflows, workflow_queues)
-values (%(session)s, %(namespace)s, %(server)s, %(nonce)s, %(worker_name)s, %(sdk)s, %(workflows)s, %(workflow_queues)s)
+insert into session (session_id, namespace, server_id, process_nonce, worker_name, sdk, workflows, workflow_queues, handlers, handler_queues)
+values (%(session)s, %(namespace)s, %(server)s, %(nonce)s, %(worker_name)s, %(sdk)s, %(workflows)s, %(workflow_queues)s, %(handlers)s, %(handler_queues)s)
 on conflict (session_id) do nothing
 returning session_id;
+
+-- name: unserved
+-- Which of these places nobody takes tasks from who is connected to a server that lives. A worker has said at its Hello what it
+-- takes; while one is connected to a server of an older release, which did not write that down, none is told.
+-- index: session_serving, server_pkey
+select w.queue, w.handler from unnest(%(queues)s, %(handlers)s) w(queue, handler)
+where not exists (
+    select from session s join server v on v.server_id = s.server_id
+    where s.namespace = %(namespace)s and s.ended_at is null and s.handlers is distinct from '{}'
+      and v.seen_at > clock_timestamp() - %(server_timeout)s
+      and (s.handlers is null or s.handlers @> array[w.handler] and exists (
+          select from unnest(s.handlers, s.handler_queues) h(handler, queue)
+          where h.handler = w.handler and h.queue = w.queue))
+);
 
 -- name: own_sessions
 -- Which of these former sessions belong to the same process. index: session_pkey

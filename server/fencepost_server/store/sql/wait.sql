@@ -11,3 +11,9 @@ select * from (
     union all
     (select seq, place, null, null, child_run_id from child where run_id = %(run_id)s order by seq limit 1000)
 ) w order by seq limit 1000;
+
+-- name: pending_signals
+-- Signals that no wait has taken, by name. They are counted up to 10,000 in all, and 100 names are told. index: signal_pkey
+select name, count(*)::int
+from (select name from signal where run_id = %(run_id)s order by run_id, name, seq limit 10000) s
+group by name order by name limit 100;

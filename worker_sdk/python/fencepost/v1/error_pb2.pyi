@@ -157,7 +157,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_QUERY_FAILED: _ErrorReason.ValueType  # 56
     """[FAILED_PRECONDITION] QueryRun: the run's code has no such query, or the query raised an error; the message says which."""
     ERROR_REASON_NO_WORKER: _ErrorReason.ValueType  # 57
-    """[UNAVAILABLE] QueryRun: no connected worker has the run's code. Also Run.waiting_reason. Start a worker."""
+    """[UNAVAILABLE] QueryRun: no connected worker has the run's code. Also Run.waiting_reason and
+    OpenStep.waiting_reason. Start a worker.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call, a frame or an item of a frame was refused. In a google.rpc.Status it is the `reason` of an ErrorInfo with
@@ -300,5 +302,7 @@ ERROR_REASON_HISTORY_TOO_LONG: ErrorReason.ValueType  # 55
 ERROR_REASON_QUERY_FAILED: ErrorReason.ValueType  # 56
 """[FAILED_PRECONDITION] QueryRun: the run's code has no such query, or the query raised an error; the message says which."""
 ERROR_REASON_NO_WORKER: ErrorReason.ValueType  # 57
-"""[UNAVAILABLE] QueryRun: no connected worker has the run's code. Also Run.waiting_reason. Start a worker."""
+"""[UNAVAILABLE] QueryRun: no connected worker has the run's code. Also Run.waiting_reason and
+OpenStep.waiting_reason. Start a worker.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -295,6 +295,7 @@ class Run(_message.Message):
     NEXT_RUN_ID_FIELD_NUMBER: _builtins.int
     PREVIOUS_RUN_ID_FIELD_NUMBER: _builtins.int
     WAITING_REASON_FIELD_NUMBER: _builtins.int
+    PENDING_SIGNALS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Its id, a UUID in lower case."""
     namespace: _builtins.str
@@ -359,6 +360,12 @@ class Run(_message.Message):
     def open_waits(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenWait]:
         """What else it waits for: timers, signals, children. At most 1,000 are told. Left out by ListRuns."""
 
+    @_builtins.property
+    def pending_signals(self) -> _containers.RepeatedCompositeFieldContainer[Global___PendingSignal]:
+        """The signals that it holds and no wait has taken, by name: at most 100 names, and 10,000 signals. A name that no wait of it
+        has is kept here. Left out by ListRuns, and when the run has ended.
+        """
+
     def __init__(
         self,
         *,
@@ -385,14 +392,41 @@ class Run(_message.Message):
         next_run_id: _builtins.str = ...,
         previous_run_id: _builtins.str = ...,
         waiting_reason: _builtins.str = ...,
+        pending_signals: _abc.Iterable[Global___PendingSignal] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "input", b"input", "output", b"output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "create_time", b"create_time", "dedupe_key", b"dedupe_key", "definition_hash", b"definition_hash", "end_time", b"end_time", "ending", b"ending", "failure", b"failure", "input", b"input", "last_seq", b"last_seq", "namespace", b"namespace", "next_run_id", b"next_run_id", "open_steps", b"open_steps", "open_waits", b"open_waits", "output", b"output", "parent_run_id", b"parent_run_id", "previous_run_id", b"previous_run_id", "priority", b"priority", "request_key", b"request_key", "run_id", b"run_id", "state", b"state", "user_id", b"user_id", "waiting_reason", b"waiting_reason", "workflow_id", b"workflow_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "create_time", b"create_time", "dedupe_key", b"dedupe_key", "definition_hash", b"definition_hash", "end_time", b"end_time", "ending", b"ending", "failure", b"failure", "input", b"input", "last_seq", b"last_seq", "namespace", b"namespace", "next_run_id", b"next_run_id", "open_steps", b"open_steps", "open_waits", b"open_waits", "output", b"output", "parent_run_id", b"parent_run_id", "pending_signals", b"pending_signals", "previous_run_id", b"previous_run_id", "priority", b"priority", "request_key", b"request_key", "run_id", b"run_id", "state", b"state", "user_id", b"user_id", "waiting_reason", b"waiting_reason", "workflow_id", b"workflow_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Run: _TypeAlias = Run  # noqa: Y015
+
+@_typing.final
+class PendingSignal(_message.Message):
+    """Signals of one name that no wait has taken."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIGNAL_NAME_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    signal_name: _builtins.str
+    """Their name."""
+    count: _builtins.int
+    """How many there are."""
+    def __init__(
+        self,
+        *,
+        signal_name: _builtins.str = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "signal_name", b"signal_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PendingSignal: _TypeAlias = PendingSignal  # noqa: Y015
 
 @_typing.final
 class OpenWait(_message.Message):
@@ -460,6 +494,7 @@ class OpenStep(_message.Message):
     CHECKPOINT_NUMBER_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     DECIDE_FIELD_NUMBER: _builtins.int
+    WAITING_REASON_FIELD_NUMBER: _builtins.int
     task_id: _builtins.int
     """Its task: the number of the event that scheduled it."""
     node_id: _builtins.str
@@ -490,6 +525,10 @@ class OpenStep(_message.Message):
     """The number of the newest checkpoint; 0 if there is none."""
     decide: _builtins.bool
     """True if it decides what the run, a code run, does next."""
+    waiting_reason: _builtins.str
+    """Why nothing happens, if that is known: NO_WORKER if it is READY and no connected worker takes its handler from its queue.
+    Told of 50 handlers and queues of a run at most, and not of the step that decides: see Run.waiting_reason.
+    """
     @_builtins.property
     def ready_time(self) -> _timestamp_pb2.Timestamp:
         """When it may be taken, or could be at first; unset if PARKED."""
@@ -527,10 +566,11 @@ class OpenStep(_message.Message):
         checkpoint_number: _builtins.int = ...,
         progress: _payload_pb2.Payload | None = ...,
         decide: _builtins.bool = ...,
+        waiting_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_failure", b"last_failure", "lease_expire_time", b"lease_expire_time", "progress", b"progress", "ready_time", b"ready_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_number", b"checkpoint_number", "corrective_failures", b"corrective_failures", "decide", b"decide", "handler", b"handler", "item", b"item", "last_failure", b"last_failure", "lease_expire_time", b"lease_expire_time", "node_id", b"node_id", "operational_failures", b"operational_failures", "progress", b"progress", "queue", b"queue", "ready_time", b"ready_time", "scope_id", b"scope_id", "state", b"state", "task_id", b"task_id", "undo", b"undo", "worker_name", b"worker_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_number", b"checkpoint_number", "corrective_failures", b"corrective_failures", "decide", b"decide", "handler", b"handler", "item", b"item", "last_failure", b"last_failure", "lease_expire_time", b"lease_expire_time", "node_id", b"node_id", "operational_failures", b"operational_failures", "progress", b"progress", "queue", b"queue", "ready_time", b"ready_time", "scope_id", b"scope_id", "state", b"state", "task_id", b"task_id", "undo", b"undo", "waiting_reason", b"waiting_reason", "worker_name", b"worker_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
