@@ -5,6 +5,7 @@ no schedule fires at another time, because only the database's clock decides (ro
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,18 @@ async def test_wrong_clocks_move_no_lease_no_timer_and_no_schedule(
     assert len(worker.events("begun")) == RUNS
     assert (await scheduling.get(api)).next_fire_time.ToDatetime(UTC) == next_time
     _assert_that_the_clock_was_wrong(wrong)
+
+
+async def test_a_caller_whose_clock_is_behind_gets_its_answer(
+    scene: Scene, python_process: Callable[..., Process]
+) -> None:
+    """Deadlines are so many seconds from now, whatever the time is thought to be. So workers with such a clock can name
+    their workflows, too.
+    """
+    server = await scene.serve()
+    code = f"from fencepost import Client; print(len(list(Client({server.grpc_address!r}).list_definitions())))"
+    caller = python_process("-c", code, PYTHONPATH=SHIFTED, CLOCK_OFFSETS=str(-10 * MINUTES))
+    assert await asyncio.to_thread(caller.wait, 30) == 0, caller.logs
 
 
 def _check(events: list[run_pb2.Event], earliest: datetime, latest: datetime) -> None:

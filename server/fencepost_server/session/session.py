@@ -143,8 +143,7 @@ class Session:
                     out.reporting = False
                 else:
                     self._leases.drop(report.run_id, report.task_id)
-            frame_id = report.frame_id
-            frame = answered.get(frame_id) or answered.setdefault(frame_id, ack_message(frame_id))
+            frame = answered.get(report.frame_id) or answered.setdefault(report.frame_id, ack_message(report.frame_id))
             fill_result(frame.ack.results.add(), report.index, answer, self._max_frame_bytes)
         if not self._open:
             return tasks
@@ -282,14 +281,15 @@ class Session:
             self._leaving = self._drained = True
             self._push(pb.SessionResponse(drain=pb.Drain(reason=reason, grace=duration(grace))))
 
-    def tick(self) -> None:
-        """Once a ping interval: ping, or give the worker up."""
+    def tick(self) -> float:
+        """Ping, or give the worker up. Returns the ping intervals until the next time: half of one after the last."""
         if self._pending >= self._config.max_client_ops:
             self._pulse.excuse()  # its answers are among what is not read now, which is no fault of the worker
         if self._pulse.gone:
             self.end(SessionTimedOut("three pings were not answered"))
-            return
-        self._send_ping(self._pulse.beat())
+        else:
+            self._send_ping(self._pulse.beat())
+        return 0.5 if self._pulse.gone else 1.0
 
     def end(self, error: FencepostError) -> None:
         """The stream has to end, for the first such reason."""

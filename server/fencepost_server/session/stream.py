@@ -293,10 +293,10 @@ class _Stream:
             await self._output.wait()
 
     async def _tick(self) -> None:
-        born = time.monotonic()
+        born, intervals = time.monotonic(), 1.0
         while True:
-            await asyncio.sleep(self._config.ping_interval)
-            self.session.tick()
+            await asyncio.sleep(intervals * self._config.ping_interval)
+            intervals = self.session.tick()
             if 0 < self._config.session_max_age < time.monotonic() - born:
                 self.session.drain("the session is old: reconnect to spread the load", self._config.shutdown_grace)
 

@@ -1,13 +1,15 @@
 """Makes a Python process believe in another time: CLOCK_OFFSETS has seconds to add to the clock, one after the other,
 each for as long as CLOCK_STEP says. Python runs this at its start where the folder is on its path.
 
-The monotonic clock is left alone, as an administrator who sets the time leaves it.
+The monotonic clock is left alone, as an administrator who sets the time leaves it. So is what gRPC asks: it hands
+deadlines over to its own code, which has the machine's clock, and a machine with a wrong clock has one, not two.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import os
+import sys
 import time
 from typing import Any
 
@@ -18,6 +20,8 @@ _time, _monotonic, _datetime = time.time, time.monotonic, dt.datetime
 
 def shifted() -> float:
     """The time, as far as this process knows."""
+    if sys._getframe(1).f_globals.get("__name__", "").startswith("grpc"):
+        return _time()
     return _time() + _OFFSETS[int(_monotonic() / _STEP) % len(_OFFSETS)]
 
 

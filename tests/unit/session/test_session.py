@@ -211,8 +211,8 @@ def test_a_stream_whose_pings_are_not_answered_gets_no_more_tasks_then_ends() ->
     assert session.room() == 0
     session.receive(pb.SessionRequest(frame_id=frame + 1, pong=pb.Pong(number=99)), 10)
     assert session.room() == 5
-    for _ in range(3):
-        session.tick()
+    for wait in (1.0, 1.0, 0.5):
+        assert session.tick() == wait
         assert session.error is None
     session.tick()
     assert isinstance(session.error, SessionTimedOut)
