@@ -18,6 +18,9 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from fencepost.v1 import run_service_pb2 as pb
 from fencepost_server.api.server import SERVICES, PortInUse
+from fencepost_server.engine import reading
+from fencepost_server.engine.engine import Engine
+from fencepost_server.engine.reading import RunView
 from fencepost_server.store import cluster
 from fencepost_server.web.app import HttpPortInUse
 from tests.engine.rows import execute, holding
@@ -217,6 +220,34 @@ async def test_a_message_past_every_limit_is_refused_and_the_server_goes_on(api:
         await api.start(input='"' + "x" * (8 << 20) + '"')
     assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert (await api.start()).created
+
+
+async def test_a_caller_that_goes_while_his_run_is_read_is_waited_for_no_more_though_the_driver_loses_that(
+    in_process_server: StartInProcessServer,
+    dsn: str,
+    connect_api: Callable[[str], Api],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = await in_process_server(dsn)
+    api = connect_api(server.grpc_address)
+    await api.register(manifest())
+    run_id = (await api.start()).run_id
+    read, reads = asyncio.Event(), reading.get
+
+    async def loses_a_cancel(engine: Engine, namespace: str, run_id: str) -> RunView:
+        view = await reads(engine, namespace, run_id)
+        read.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return view
+
+    monkeypatch.setattr(reading, "get", loses_a_cancel)
+    call = asyncio.create_task(api.wait(run_id, 50))
+    await asyncio.wait_for(read.wait(), 30)
+    assert server.app.engine.watches.run_ids == [run_id]
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    await eventually(lambda: not server.app.engine.watches.run_ids, 10)
 
 
 async def test_no_more_calls_are_open_than_may_and_who_is_refused_is_told_when_to_come_again(

@@ -72,11 +72,19 @@ async def _wait(engine: Engine, namespace: str, run_id: str, deadline: float) ->
             view = await get(engine, namespace, run_id)
             if view.run.summary.ended_at is not None:
                 return view, True
+            _end_if_cancelled()
             try:
                 async with asyncio.timeout_at(deadline):
                     await watch.woken.wait()
             except TimeoutError:
                 return view, False
+
+
+def _end_if_cancelled() -> None:
+    """Whoever has gone shall not be waited for: his cancel can have got lost in a read (see engine.loops)."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,4 +130,5 @@ async def watch(
             if page.run.ended_at is not None and after >= page.run.last_seq:
                 return
             if not page.more and after >= page.run.last_seq:
+                _end_if_cancelled()
                 await interest.woken.wait()
