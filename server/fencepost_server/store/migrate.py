@@ -30,7 +30,7 @@ _PATIENCE = 60.0
 _PAUSE = 0.5
 
 _CREATES = re.compile(r"^create (?:unlogged )?(?:unique )?(?:table|index) (\w+)", re.MULTILINE)
-_OWN = "Fencepost needs a database of its own, or a schema of its own (search_path in the connection string)"
+_OWN = "Fencepost needs a database of its own, or a schema of its own: the first in the search path of its connections"
 
 _CREATE = """
 create table if not exists schema_migration (
