@@ -13,7 +13,7 @@ import sys
 import tempfile
 import textwrap
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 
@@ -95,15 +95,23 @@ def run_tests(folder: Path, text: str, *arguments: str) -> str:
     return run_python("-m", "pytest", *options, folder=folder)
 
 
-def left_over() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("fencepost-testkit-*"))
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder for temporary files of the programs that a test runs: nobody else's. PostgreSQL's user may enter it."""
+    with tempfile.TemporaryDirectory(prefix="fencepost-own-") as folder:
+        Path(folder).chmod(0o711)
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
 
 
-def test_plain_and_async_tests_get_the_environment_that_suits_them(tmp_path: Path) -> None:
-    before = left_over()
+def left_over(temporary: Path) -> list[Path]:
+    return list(temporary.glob("fencepost-testkit-*"))
+
+
+def test_plain_and_async_tests_get_the_environment_that_suits_them(tmp_path: Path, temporary: Path) -> None:
     printed = run_tests(tmp_path, BOTH_WAYS, *ASYNCIO)
     assert "3 passed" in printed
-    assert left_over() <= before, "the embedded PostgreSQL is gone with its folder"
+    assert left_over(temporary) == [], "the embedded PostgreSQL is gone with its folder"
 
 
 def test_it_needs_no_plugin_for_loops_and_works_with_another_one(tmp_path: Path) -> None:
@@ -163,11 +171,10 @@ def test_what_is_not_installed_is_named_with_what_to_install(tmp_path: Path) -> 
     assert re.search(r"not installed: in a checkout: pip install \./worker_sdk/python '\./server\[dev\]'", printed)
 
 
-def test_a_server_that_nobody_stopped_goes_with_its_process(tmp_path: Path) -> None:
-    before = left_over()
+def test_a_server_that_nobody_stopped_goes_with_its_process(tmp_path: Path, temporary: Path) -> None:
     (tmp_path / "try_it.py").write_text(
         "from fencepost.testing import TestServer\nenv = TestServer.start().__enter__()\nprint(env.now().tzinfo)\n",
         "utf-8",
     )
     assert "UTC" in run_python("try_it.py", folder=tmp_path)
-    assert left_over() <= before
+    assert left_over(temporary) == []
