@@ -97,7 +97,7 @@ def run_tests(folder: Path, text: str, *arguments: str) -> str:
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder for temporary files of the programs that a test runs: nobody else's. PostgreSQL's user may enter it."""
+    """The folder for temporary files of the programs that a test runs: nobody else's. PostgreSQL may enter it."""
     with tempfile.TemporaryDirectory(prefix="fencepost-own-") as folder:
         Path(folder).chmod(0o711)
         monkeypatch.setenv("TMPDIR", folder)
