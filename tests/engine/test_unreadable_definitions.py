@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from fencepost.v1.error_pb2 import ERROR_REASON_UNKNOWN_DEFINITION
+from tests.engine.code import COMPLETE, CONTINUE, WAIT, local, open_code, payload
 from tests.engine.flows import ONCE, OpenScene, Scene, step, workflow
 from tests.engine.rows import count, execute, fetch
+from tests.fixtures.raw_worker import LEASE_LOST, OK, REFUSED, RawWorker
 from tests.fixtures.refusals import refused
 from tests.fixtures.waiting import eventually
 
 MANY = 45
 """More than the pages of one look."""
-DAMAGE = "update definition set manifest = '{\"newer\": 1}' where workflow_id = 'wf'"
+DAMAGE = "update definition set manifest = '{\"newer\": 1}' where workflow_id = %s"
 
 
-async def _as_of_a_newer_release(scene: Scene, open_scene: OpenScene, **settings: int) -> Scene:
+async def _as_of_a_newer_release(
+    scene: Scene, open_scene: OpenScene, *, workflow_id: str = "wf", **settings: int
+) -> Scene:
     """The server comes back, and can't read the workflow any more."""
     await scene.server.stop()
-    await execute(scene.dsn, DAMAGE)
+    await execute(scene.dsn, DAMAGE, [workflow_id])
     return await open_scene(**settings)
 
 
@@ -139,7 +146,7 @@ async def test_timers_that_nothing_can_be_decided_about_hide_none_behind_them(op
         await scene.start()
     good = await scene.start(workflow_id="good")
     await scene.server.stop()
-    await execute(scene.dsn, DAMAGE)
+    await execute(scene.dsn, DAMAGE, ["wf"])
     await execute(scene.dsn, "update timer set fire_at = now() - interval '1 minute' where run_id <> %s", [good])
     await execute(scene.dsn, "update timer set fire_at = now() where run_id = %s", [good])
     scene = await open_scene(timer_batch=1)
@@ -168,3 +175,48 @@ async def test_messages_that_nothing_can_be_decided_about_hide_none_behind_them(
     good = await scene.start(workflow_id="good")
     await scene.do("b", output=1)
     assert await scene.output(good) == 1
+
+
+@pytest.mark.parametrize("outcome", [CONTINUE, WAIT, COMPLETE])
+async def test_what_a_function_decides_is_not_taken_while_its_definition_can_not_be_read(
+    open_scene: OpenScene, outcome: Any
+) -> None:
+    """Its worker comes to a server of the release before amid a run. The run goes on when it can be read again."""
+    code = await open_code(open_scene)
+    await code.start()
+    run = await code.take()
+    run_id = run.task.task.run_id
+    [(manifest,)] = await fetch(code.scene.dsn, "select manifest::text from definition where workflow_id = 'code'")
+    scene = await _as_of_a_newer_release(code.scene, open_scene, workflow_id="code")
+    await code.decider.move(scene.server.grpc_address)
+    more = {"output": payload(1)} if outcome == COMPLETE else {}
+    result = await run.advance(local(1, "done"), outcome=outcome, **more)
+    assert (result.outcome, result.reason) == (REFUSED, ERROR_REASON_UNKNOWN_DEFINITION), result
+    assert [each.outcome for each in await code.decider.heartbeat()] == [OK], "the lease is left to it"
+    await code.decider.release(run.task)
+    assert (await scene.until(run_id, "BLOCKED")).failure.code == "UNKNOWN_DEFINITION"
+    await scene.server.stop()
+    await execute(scene.dsn, "update definition set manifest = %s where workflow_id = 'code'", [manifest])
+    scene = await open_scene()
+    await scene.call("Retry", run_id)
+    await code.decider.move(scene.server.grpc_address)
+    run = await code.take()
+    await run.advance(local(1, "done"), outcome=CONTINUE)
+    await run.complete(2)
+    assert await scene.output(run_id) == 2
+    await code.decider.close()
+
+
+async def test_a_worker_of_another_namespace_can_not_touch_a_step_whose_definition_can_not_be_read(
+    open_scene: OpenScene,
+) -> None:
+    scene = await open_scene()
+    run_id = await scene.run(step("a"))
+    a = await scene.task("a")
+    scene = await _as_of_a_newer_release(scene, open_scene)
+    stranger = RawWorker(scene.server.grpc_address, namespace="other")
+    await stranger.connect()
+    assert [each.outcome for each in await stranger.release(a)] == [LEASE_LOST]
+    assert (await stranger.complete(a)).outcome == LEASE_LOST
+    assert await scene.state(run_id) == "PENDING"
+    await stranger.close()

@@ -40,6 +40,13 @@ Act = Report | Command | Fire | Deliver
 """What is done to a run that exists."""
 
 
+async def _see_task(ctx: RunContext, report: Report) -> None:
+    """Read the task of an Advance that keeps its lease: nobody has locked it."""
+    if report.keeps_lease and not ctx.is_known(DECIDE_TASK):
+        for row in await ctx.read("open_task", ctx.run.run_id, DECIDE_TASK):
+            ctx.tasks[DECIDE_TASK] = TaskRow(*row)
+
+
 def _priority(start: tuple[Start, Graph]) -> int:
     return start[0].priority
 
@@ -127,9 +134,7 @@ class Fold:
                     if ctx is None or ctx.run.namespace != act.namespace:
                         changes.reports.append((act, LEASE_LOST))
                         continue
-                    if act.keeps_lease and not ctx.is_known(DECIDE_TASK):
-                        for row in await ctx.read("open_task", ctx.run.run_id, DECIDE_TASK):
-                            ctx.tasks[DECIDE_TASK] = TaskRow(*row)
+                    await _see_task(ctx, act)
                     answer = await steps.report(ctx, act)
                     await flow.pump(ctx)
                     ctx.settle()
@@ -154,7 +159,10 @@ class Fold:
         changes = self.env.changes
         for act in acts:
             match act:
+                case Report() if act.namespace != ctx.run.namespace:
+                    changes.reports.append((act, LEASE_LOST))
                 case Report():
+                    await _see_task(ctx, act)
                     changes.reports.append((act, steps.report_broken(ctx, act)))
                     ctx.settle()
                 case Command():

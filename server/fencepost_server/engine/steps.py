@@ -124,15 +124,17 @@ def complete_plain(ctx: RunContext, report: Report) -> Answer | None:
 
 
 def report_broken(ctx: RunContext, report: Report) -> Answer:
-    """A report on a run whose definition can't be read. What a worker has done is refused, and its lease left to it;
-    a task that comes back is parked, with its reason.
+    """A report on a run whose definition can't be read. What a worker has done or decided is refused, and its lease
+    left to it; a task that comes back is parked, with its reason.
     """
+    if report.kind is ReportKind.ADVANCE and (repeated := advancing.repeated(ctx, report)) is not None:
+        return repeated
     task = ctx.tasks.get(report.task_id)
     if task is None:
         return _answer_of_ended(report, ctx.ended.get(report.task_id))
     if task.token != report.token or task.lease_session is None:
         return _answer_of_earlier(report, task)
-    if report.kind in (ReportKind.COMPLETE, ReportKind.FAIL, ReportKind.CHECKPOINT):
+    if report.kind in (ReportKind.COMPLETE, ReportKind.FAIL, ReportKind.CHECKPOINT, ReportKind.ADVANCE):
         return Answer(Outcome.REFUSED, "UNKNOWN_DEFINITION", ctx.graph.broken)
     if report.kind is ReportKind.EXPIRE and not has_expired(ctx, task):
         return LEASE_LOST
