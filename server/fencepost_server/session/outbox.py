@@ -43,6 +43,11 @@ class Outbox:
         return self._later_bytes > self._limit // 2
 
     @property
+    def full(self) -> bool:
+        """Nothing more should be put behind that the session's room does not bound."""
+        return self._later_bytes > self._limit
+
+    @property
     def waiting(self) -> int:
         """How many frames wait in their turn."""
         return len(self._later)

@@ -9,6 +9,7 @@ from fencepost_server.domain.errors import FencepostError, NoWorker, Overloaded,
 from fencepost_server.domain.model import Outcome, Payload
 from fencepost_server.engine.operations import OK, Answer
 from fencepost_server.session.frames import result_message
+from fencepost_server.session.outbox import Outbox
 from fencepost_server.wire.payloads import payload_in
 
 MAX_QUESTIONS = 1000
@@ -19,19 +20,24 @@ Answered = Callable[[Payload | FencepostError], None]
 
 
 class Questions:
-    """Of one session. ``limit``: bytes of questions that may wait for an answer."""
+    """Of one session. ``limit``: bytes of questions that may wait for an answer. ``outbox``: where they are written."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, outbox: Outbox) -> None:
         self._limit = limit
+        self._outbox = outbox
         self._asked: dict[str, tuple[int, Answered]] = {}
         self._bytes = 0
 
-    def ask(self, query_id: str, size: int, answered: Answered) -> None:
-        """A question is on its way. Raises Overloaded."""
+    def ask(self, query_id: str, frame: bytes, answered: Answered) -> None:
+        """Put a question to the worker, in its turn. Raises Overloaded."""
+        size = len(frame)
+        if self._outbox.full:  # of questions that nobody waits for any more, perhaps: they are still to be written
+            raise Overloaded("the worker does not read what it is sent")
         if len(self._asked) >= MAX_QUESTIONS or self._bytes + size > self._limit:
             raise Overloaded("too many queries wait for the answer of a worker")
         self._asked[query_id] = (size, answered)
         self._bytes += size
+        self._outbox.push_behind(frame)
 
     def forget(self, query_id: str) -> Answered | None:
         """Nobody waits for this answer any more. Returns who did."""

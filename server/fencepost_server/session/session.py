@@ -82,7 +82,7 @@ class Session:
         self._desk = desk
         self._max_frame_bytes = greeting.max_frame_bytes
         self._leases = Leases(greeting.capacity, greeting.workflow_capacity)
-        self._questions = Questions(config.outbox_bytes // 2)
+        self._questions = Questions(config.outbox_bytes // 2, self.outbox)
         self._open = True
         self._leaving = False
         self._drained = False
@@ -202,13 +202,15 @@ class Session:
                 self._check_reader()
 
     def push_events(self, ref: Ref, after_seq: int, events: Sequence[HistoryEvent], last_seq: int = 0) -> None:
-        """New events of a code run that this session holds: as many as fit into a frame."""
+        """New events of a code run that this session holds: as many as fit into a frame. None while too much waits to
+        be written before them: the next heartbeat tells of them.
+        """
         if self.knows(ref) and self._open and (events or last_seq):
             frame = events_message(ref, after_seq, events, self._max_frame_bytes, last_seq)
-            if self._untold(ref):
-                self.outbox.push_behind(frame.SerializeToString())
-            else:
+            if not self._untold(ref):
                 self._push(frame)
+            elif not self.outbox.full:
+                self.outbox.push_behind(frame.SerializeToString())
 
     # What others ask
 
@@ -216,9 +218,7 @@ class Session:
         """Put a question to the worker; ``answered`` is called once, with what it says, or with NoWorker when it is
         gone. Raises Overloaded.
         """
-        data = pb.SessionResponse(query=query).SerializeToString()
-        self._questions.ask(query.query_id, len(data), answered)
-        self.outbox.push_behind(data)
+        self._questions.ask(query.query_id, pb.SessionResponse(query=query).SerializeToString(), answered)
 
     @property
     def stays(self) -> bool:

@@ -281,6 +281,21 @@ def test_events_come_behind_the_task_that_they_are_of() -> None:
     assert [frame.WhichOneof("frame") for frame in taken(session)] == ["tasks", "events"]
 
 
+def test_events_of_a_task_that_nobody_reads_are_kept_up_to_a_limit() -> None:
+    """I12: the worker hears of the others with its next heartbeat."""
+    session, _ = deciding()
+    task = decide_task(1)
+    session.settle((), [task])
+    for seq in range(2, 2 + 2 * CONFIG.outbox_bytes // LIMIT):
+        session.push_events(ref_of(task), seq - 1, [ended_step(seq, LIMIT)])
+    assert session.error is None
+    tasks, *events = taken(session)
+    assert tasks.WhichOneof("frame") == "tasks"
+    assert sum(frame.ByteSize() for frame in events) < CONFIG.outbox_bytes + FRAME
+    session.push_events(ref_of(task), 1, [ended_step(2)])
+    assert len(taken(session)) == 1
+
+
 def test_the_answer_to_an_advance_brings_what_came_before_it_as_far_as_it_fits() -> None:
     desk = Desk()
     session, _ = deciding(desk)
@@ -367,6 +382,17 @@ def test_questions_that_nobody_answers_have_a_limit() -> None:
     item = pb.QueryResultItem(query_id=str(uuid.UUID(int=1)))
     receive(session, 2, query_result=pb.QueryResult(items=[item]))
     ask(session, fit + 1, LIMIT)  # in the room of the one that was answered
+
+
+def test_questions_that_nobody_waits_for_any_more_have_a_limit_as_long_as_they_are_not_written() -> None:
+    """I12: a worker that reads slowly, and callers that give up and ask again."""
+    session, _ = deciding()
+    with pytest.raises(Overloaded):  # noqa: PT012  # which of them is refused does not matter
+        for n in range(2 * CONFIG.outbox_bytes // LIMIT):
+            query_id, _ = ask(session, n + 1, LIMIT)
+            session.forget_question(query_id)
+    assert sum(frame.ByteSize() for frame in taken(session)) < CONFIG.outbox_bytes + FRAME
+    ask(session, 1, LIMIT)
 
 
 def test_a_stranger_without_code_workflows_has_no_such_side() -> None:
