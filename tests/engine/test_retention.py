@@ -20,6 +20,7 @@ from fencepost_server.engine import retention as engine_retention
 from fencepost_server.engine.engine import Engine
 from fencepost_server.engine.retention import TURN, Retention
 from fencepost_server.store import retention as stored
+from tests.engine.code import AS_NEW, Code, payload
 from tests.engine.rows import count, execute, fetch, holding
 from tests.fixtures.api import DEADLINE, Api
 from tests.fixtures.manifests import manifest
@@ -201,6 +202,35 @@ async def test_a_child_stays_while_its_parent_may_need_it(scene: Scene, api: Api
     await turn(loop)
     assert await scene.left() == {live, ended}
     assert told not in await scene.left()
+
+
+async def test_the_first_run_of_a_chain_stays_as_long_as_any_other_of_it(code: Code) -> None:
+    """Calls on the chain are remembered with it, and its input is what the dedupe key stands for."""
+    dsn, api, engine = code.scene.dsn, code.scene.api, code.scene.server.app.engine
+    scene = Scene(dsn, engine)
+    first = await code.start("in", dedupe_key="k")
+    await (await code.take()).advance(outcome=AS_NEW, output=payload("next"))
+    run = await code.take()
+    last = run.task.task.run_id
+    await run.fail()
+    await _age(dsn, first)
+    await turn(scene.retention())
+    assert await scene.left() == {first, last}
+    for _ in range(2):
+        await code.scene.call("Retry", last, request_id="again")
+    assert (await api.start("code", '"in"', dedupe_key="k")).run_id == last
+    await (await code.take()).complete()
+    await _age(dsn, last)
+    await turn(scene.retention())
+    await turn(scene.retention())
+    assert await scene.left() == set()
+    assert await count(dsn, "request") == 0
+
+
+async def _age(dsn: str, run_id: str) -> None:
+    """It ended long ago."""
+    longer = "update run set created_at = created_at - %(ago)s::interval, ended_at = ended_at - %(ago)s::interval"
+    await execute(dsn, longer + " where run_id = %(run_id)s", {"ago": "20 days", "run_id": run_id})
 
 
 async def test_a_long_history_goes_in_slices_that_nobody_sees(scene: Scene, api: Api) -> None:

@@ -174,7 +174,9 @@ async def test_a_child_that_has_continued_is_found_although_most_of_its_chain_is
     retention = Retention(dataclasses.replace(engine.config, retention=8 * 86_400.0), engine.database)
     while await retention.run_once() != TURN:
         pass
-    assert await count(scene.dsn, "run", "state = 12") == (0 if over else 1)
+    assert await count(scene.dsn, "run", "state = 12") == 1, "the first one"
+    if over:  # which releases before did not keep then
+        await execute(scene.dsn, "delete from run where state = 12")
     await scene.call("Retry", run_id)
     await scene.do("a", output="A")
     if not over:

@@ -44,8 +44,8 @@ order by run_id for update skip locked;
 
 -- name: needed
 -- Which of these locked runs somebody still needs: a FAILED one is retried for a parent that has not ended, and a parent is told of an
--- end by a message; one that has continued has what is undone later in its chain, and the first of a chain that goes on is what
--- calls know, with the memory of them. A statement of its own after lock: what it sees of other rows is as new.
+-- end by a message; one that has continued has what is undone later in its chain, and the first of a chain is what calls know, with the
+-- memory of them and the input that a dedupe key stands for: it stays as long as any other of them. A statement of its own after lock: what it sees of other rows is as new.
 -- index: run_pkey, message_once, undo_origin, run_chain
 select r.run_id
 from unnest(%(run_ids)s) k(run_id)
@@ -56,9 +56,7 @@ where r.state = 4 and exists (select from run p where p.run_id = r.parent_run_id
    or r.parent_run_id is not null
       and exists (select from message m where m.target_run = r.parent_run_id and m.kind = 4 and m.source_run = r.run_id)
    or r.state = 12 and exists (select from undo u where u.origin = r.run_id)
-   or r.state = 12 and r.chain_id is null and (
-       select l.ended_at is null from run l where l.chain_id = r.run_id order by l.created_at desc, l.run_id desc limit 1
-   );
+   or r.state = 12 and r.chain_id is null and (select true from run l where l.chain_id = r.run_id limit 1);
 
 -- name: remember
 -- Their request keys stand for them for a while longer. locks: run_key rows, skipping; what is skipped here is found by outlived.
