@@ -101,6 +101,8 @@ def _faults(hello: pb.Hello, config: Config, frame: int) -> list[tuple[str, str]
         check(len(workflow.queue) <= 200, f"{place}.queue", "at most 200 characters")
     for index, handler in enumerate(hello.handlers[:_MAX_HANDLERS]):
         check(1 <= len(handler.name) <= 200, f"handlers[{index}].name", "1 to 200 characters are required")
+        # What DECIDE tasks are claimed by: named here they would come as steps, and past the capacity for either.
+        check("@" not in handler.name, f"handlers[{index}].name", "must be the name of a step, which has no @")
         check(len(handler.queue) <= 200, f"handlers[{index}].queue", "at most 200 characters")
     check(len(hello.labels) <= _MAX_LABELS, "labels", f"at most {_MAX_LABELS}")
     check(len(hello.previous_session_ids) <= _MAX_PREVIOUS, "previous_session_ids", f"at most {_MAX_PREVIOUS}")
