@@ -82,7 +82,7 @@ class Replayer:
         for start in range(0, len(runs), _SEED_BATCH):
             some = runs[start : start + _SEED_BATCH]
             async with transaction(self._connections[0], self._config) as session:
-                batch.insert_runs(session, [(run.run, "", None, None, None) for run in some], some[0].run.last_event_at)
+                batch.insert_runs(session, [(run.run, "", None, None, None) for run in some])
                 batch.insert_tasks(session, [(run.task.row, run.task.namespace) for run in some])
                 batch.insert_events(session, [event for run in some for event in run.events])
 

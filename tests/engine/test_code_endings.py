@@ -432,3 +432,27 @@ async def test_an_undo_that_an_advance_begins_needs_room_for_a_step(code: Code) 
     await both.capacity(1)
     assert (await both.task()).handler == "undo-a"
     await both.close()
+
+
+async def test_a_chain_is_reached_by_its_first_run_also_if_the_clock_of_the_database_was_put_back(code: Code) -> None:
+    """As when a replica is promoted whose clock is late: the newest run is the last one all the same."""
+    first = await code.start()
+    for _ in range(3):
+        run = await code.take()
+        await execute(
+            code.scene.dsn,
+            """update run set created_at = created_at + interval '1 hour',
+                              last_event_at = last_event_at + interval '1 hour' where run_id = %s""",
+            [run.task.task.run_id],
+        )
+        await run.advance(outcome=AS_NEW, output=payload(1))
+    run = await code.take()
+    await run.advance(signal(1, "go"))
+    await code.scene.signal(first, "go")
+    run = await code.again(run)
+    await code.scene.call("Cancel", first)
+    await run.advance()
+    assert "run_ending" in run.kinds()
+    await run.complete()
+    ended = await code.scene.api.wait(first)
+    assert (ended.run_id, state_of(ended)) == (run.task.task.run_id, "CANCELLED")

@@ -329,7 +329,7 @@ def _write(session: Session, changes: Changes) -> None:
             (run.row, run.request_key, run.attributes, run.parent_run_id, run.chain_id)
             for run in rows.new_runs.values()
         ]
-        batch.insert_runs(session, new, changes.now)
+        batch.insert_runs(session, new)
     if rows.changed_runs:
         batch.update_runs(session, rows.changed_runs.values())
     if rows.gone_tasks:

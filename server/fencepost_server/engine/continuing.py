@@ -7,7 +7,7 @@ to have ended, labels. The new run takes the definition that is active, as every
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from fencepost_server.domain.graph import Graph
 from fencepost_server.domain.model import EventType, Payload, RunRow, RunState, TimerKind
@@ -16,6 +16,8 @@ from fencepost_server.domain.rows import TOP, Control
 from fencepost_server.engine import children, ending, flow
 from fencepost_server.engine.changes import NewRun
 from fencepost_server.engine.context import RunContext, Value
+
+_TICK = timedelta(microseconds=1)
 
 
 def following_graph(ctx: RunContext) -> Graph:
@@ -38,9 +40,11 @@ async def continue_as_new(ctx: RunContext, advance: Advance) -> None:
     graph = following_graph(ctx)
     chain = control.chain or run.run_id
     attributes = (await ctx.read("attributes", run.run_id))[0][0]
+    # The last run of a chain is known by being the newest one, also if the database's clock was put back.
+    born = max(ctx.now, run.last_event_at + _TICK)
     new = RunRow(
         next_id, run.namespace, run.workflow_id, graph.hash, run.user_id, run.priority, RunState.PENDING, 0, 1,
-        ctx.now, run.dedupe_key,
+        born, run.dedupe_key,
     )  # fmt: skip
     fresh = Control(parent=control.parent, depth=control.depth, chain=chain, previous_run=run.run_id)
     new.control = fresh.to_json()
@@ -48,7 +52,7 @@ async def continue_as_new(ctx: RunContext, advance: Advance) -> None:
         new, "", attributes, None if control.parent is None else control.parent[0], chain
     )
     for key, value in (json.loads(attributes) if attributes else {}).items():
-        ctx.changes.rows.add("insert_attribute", next_id, key, value, run.namespace, ctx.now)
+        ctx.changes.rows.add("insert_attribute", next_id, key, value, run.namespace, born)
     following = RunContext(ctx.env, new, graph)
     start = _start(following, ctx, advance.output or Payload(json="null"), await _run_timeout(ctx))
     await _move_signals(ctx, following)

@@ -220,25 +220,26 @@ def _key_columns(keys: Sequence[Key]) -> dict[str, Any]:
     return dict(zip(names, columns(keys, Texts, Ints, Texts, Texts, Texts), strict=True))
 
 
-def insert_runs(
-    session: Session, rows: Sequence[tuple[RunRow, str, str | None, str | None, str | None]], now: datetime
-) -> None:
-    """New runs, each with its request key, its attributes (JSON text), its parent and the first run of its chain."""
+def insert_runs(session: Session, rows: Sequence[tuple[RunRow, str, str | None, str | None, str | None]]) -> None:
+    """New runs, each with its request key, its attributes (JSON text), its parent and the first run of its chain. A run
+    was made when its events were.
+    """
     names = (
         "run_ids", "namespaces", "workflow_ids", "hashes", "user_ids", "request_keys", "dedupe_keys", "priorities",
-        "states", "node_indexes", "next_seqs", "output_seqs", "failures", "ended_ats", "controls", "attributes",
-        "parents", "chains",
+        "states", "node_indexes", "next_seqs", "created_ats", "output_seqs", "failures", "ended_ats", "controls",
+        "attributes", "parents", "chains",
     )  # fmt: skip
     flat = [
         (r.run_id, r.namespace, r.workflow_id, r.definition_hash, r.user_id, key, r.dedupe_key, r.priority, r.state,
-         r.node_index, r.next_seq, r.output_seq, r.failure, r.ended_at, r.control, attributes, parent, chain)
+         r.node_index, r.next_seq, r.last_event_at, r.output_seq, r.failure, r.ended_at, r.control, attributes, parent,
+         chain)
         for r, key, attributes, parent, chain in rows
     ]  # fmt: skip
     values = columns(
-        flat, Uuids, Texts, Texts, Blobs, Texts, Texts, Texts, Ints, Ints, Ints, Ints, Ints, Texts, Times, Texts, Texts,
-        Uuids, Uuids,
+        flat, Uuids, Texts, Texts, Blobs, Texts, Texts, Texts, Ints, Ints, Ints, Ints, Times, Ints, Texts, Times, Texts,
+        Texts, Uuids, Uuids,
     )  # fmt: skip
-    session.send(_INSERT_RUNS, {"now": now, **dict(zip(names, values, strict=True))})
+    session.send(_INSERT_RUNS, dict(zip(names, values, strict=True)))
 
 
 def update_runs(session: Session, rows: Collection[RunRow]) -> None:

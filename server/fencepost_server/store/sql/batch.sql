@@ -135,13 +135,13 @@ delete from run_key where ctid = any(array(
 -- name: insert_runs
 insert into run (run_id, namespace, workflow_id, definition_hash, user_id, request_key, dedupe_key, priority, state, node_index,
                  next_seq, last_event_at, created_at, output_seq, failure, ended_at, control, attributes, parent_run_id, chain_id)
-select run_id, namespace, workflow_id, hash, user_id, request_key, dedupe_key, priority, state, node_index, next_seq, %(now)s,
-       %(now)s, output_seq, failure::json, ended_at, control::json, attributes::json, parent_run_id, chain_id
+select run_id, namespace, workflow_id, hash, user_id, request_key, dedupe_key, priority, state, node_index, next_seq, created_at,
+       created_at, output_seq, failure::json, ended_at, control::json, attributes::json, parent_run_id, chain_id
 from unnest(%(run_ids)s, %(namespaces)s, %(workflow_ids)s, %(hashes)s, %(user_ids)s, %(request_keys)s, %(dedupe_keys)s, %(priorities)s,
-            %(states)s, %(node_indexes)s, %(next_seqs)s, %(output_seqs)s, %(failures)s, %(ended_ats)s, %(controls)s, %(attributes)s,
-            %(parents)s, %(chains)s)
-     u(run_id, namespace, workflow_id, hash, user_id, request_key, dedupe_key, priority, state, node_index, next_seq, output_seq,
-       failure, ended_at, control, attributes, parent_run_id, chain_id);
+            %(states)s, %(node_indexes)s, %(next_seqs)s, %(created_ats)s, %(output_seqs)s, %(failures)s, %(ended_ats)s, %(controls)s,
+            %(attributes)s, %(parents)s, %(chains)s)
+     u(run_id, namespace, workflow_id, hash, user_id, request_key, dedupe_key, priority, state, node_index, next_seq, created_at,
+       output_seq, failure, ended_at, control, attributes, parent_run_id, chain_id);
 
 -- name: update_runs
 -- HOT: no index names a column that is set here.
