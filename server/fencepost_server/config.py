@@ -113,6 +113,7 @@ class Config:
     max_client_ops: int = _setting(
         20_000, "Items of one session that wait for their commit; then it is read no further.", low=1, high=1_000_000
     )
+    max_client_bytes: int = _setting(64 << 20, "The same in bytes of their payloads.", low=1 << 20, high=1 << 34)
 
     # Dispatch
     eager_limit: int = _setting(16, "Tasks in a row that a slot gets without a claim.", low=0, high=10_000)

@@ -7,7 +7,6 @@ left) only saves asking: the truth is in the rows, and every outcome is decided 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -45,6 +44,7 @@ from fencepost_server.session.hello import Greeting
 from fencepost_server.session.leases import Key, Leases, Out, goes_on
 from fencepost_server.session.outbox import Outbox
 from fencepost_server.session.packing import Packing
+from fencepost_server.session.pending import Pending
 from fencepost_server.session.pulse import RAN_OUT, Pulse
 from fencepost_server.session.questions import Answered, Questions
 from fencepost_server.store.tasks import Lease
@@ -89,8 +89,8 @@ class Session:
         self._last_frame = 1
         self._tasks_number = 0
         self._heard: set[Key] = set()
-        self._pending = 0
-        self.thinned = asyncio.Event()
+        self._pending = Pending(config.max_client_ops, config.max_client_bytes)
+        self.thinned = self._pending.thinned
         self._pulse = Pulse()
         self.decider = Decider(self, self._leases.decides, greeting.workflows) if greeting.workflows else None
         """Its other side, if it has code workflows."""
@@ -134,7 +134,7 @@ class Session:
 
     def settle(self, answers: Sequence[tuple[Report, Answer]], tasks: Sequence[LeasedTask]) -> Sequence[LeasedTask]:
         """Send answers, then tasks. Returns the tasks that could not be put on the stream."""
-        self._settled(len(answers))
+        self._pending.settled(report for report, _ in answers)
         answered: dict[int, pb.SessionResponse] = {}
         for report, answer in answers:
             out = self._leases.current(report.run_id, report.task_id, report.token)
@@ -157,7 +157,7 @@ class Session:
         """A report could not be committed: the worker is told, or, when it is the database's fault, has to come
         back.
         """
-        self._settled(1)
+        self._pending.settled((report,))
         out = self._leases.get(report.run_id, report.task_id)
         if out is not None and report.kind is not ReportKind.CHECKPOINT:
             out.reporting = False
@@ -246,15 +246,10 @@ class Session:
     @property
     def crowded(self) -> bool:
         """Read no further until ``thinned`` is set: too many reports wait for their commit."""
-        if self._pending < self._config.max_client_ops:
+        if not self._pending.full:
             return False
         self.thinned.clear()
         return True
-
-    def _settled(self, reports: int) -> None:
-        self._pending -= reports
-        if self._pending < self._config.max_client_ops:
-            self.thinned.set()
 
     @property
     def idle(self) -> bool:
@@ -283,7 +278,7 @@ class Session:
 
     def tick(self) -> float:
         """Ping, or give the worker up. Returns the ping intervals until the next time: half of one after the last."""
-        if self._pending >= self._config.max_client_ops:
+        if self._pending.full:
             self._pulse.excuse()  # its answers are among what is not read now, which is no fault of the worker
         if self._pulse.gone:
             self.end(SessionTimedOut("three pings were not answered"))
@@ -398,7 +393,7 @@ class Session:
             report.session, report.frame_id, report.index = self, frame_id, index
             self._leases.reported(report)
             reports.append(report)
-        self._pending += len(reports)
+        self._pending.add(reports)
         if refused or not items:
             self._send_results(frame_id, refused)
         if reports:

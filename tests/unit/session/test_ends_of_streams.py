@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from fencepost.v1 import worker_service_pb2 as pb
+from fencepost.v1.payload_pb2 import Payload
 from fencepost_server.config import Config
-from fencepost_server.domain.errors import SessionTimedOut
-from fencepost_server.engine.operations import OK, Report, ReportKind
+from fencepost_server.domain.errors import Internal, SessionTimedOut
+from fencepost_server.engine.operations import LEASE_LOST, OK, Report, ReportKind
 from tests.unit.session.test_session import CONFIG, LIMIT, Desk, complete, leased, new_session, taken, tasks_of
+from tests.unit.session.test_steps_that_go_on import receive
 
 
 def undelivered(desk: Desk) -> list[str]:
@@ -61,6 +63,28 @@ def test_a_worker_whose_side_has_ended_is_leased_nothing_more() -> None:
     assert session.eager_depth(leased(1).run_id, leased(1).task_id) is None
     assert session.settle((), [leased(2)]) == [leased(2)]
     assert [task.task.run_id for task in tasks_of(taken(session))] == [leased(1).run_id]
+
+
+def test_a_session_is_read_no_further_while_many_bytes_of_it_wait_for_their_commit() -> None:
+    """I12: whether or not it has the leases that it reports on."""
+    desk = Desk()
+    config = Config(max_payload_bytes=LIMIT, max_frame_bytes=CONFIG.max_frame_bytes, max_client_bytes=1 << 20)
+    session = new_session(10, desk, config)
+    frames = 0
+    task = leased(1)
+    ref = pb.TaskRef(run_id=task.run_id, task_id=task.task_id, fencing_token=task.token)
+    item = pb.CompleteItem(task=ref, output=Payload(json=f'"{"x" * (LIMIT - 2)}"'))
+    while not session.crowded:
+        frames += 1
+        assert frames <= (1 << 20) // LIMIT
+        receive(session, 1 + frames, complete=pb.Complete(items=[item]))
+    first, *others = desk.reports
+    session.settle([(first, LEASE_LOST)], ())
+    assert session.thinned.is_set()
+    for report in others:
+        session.give_up(report, Internal("told to"))
+    assert len(taken(session)) == frames
+    assert session.settled
 
 
 def test_pongs_that_wait_behind_reports_that_wait_for_the_database_are_not_held_against_the_worker() -> None:
