@@ -141,10 +141,16 @@ class Report:
     """For a loop that waits: set to None after the commit, to an error if there was none."""
     again: bool = False
     deadline: float = 0.0
+    _size: int = -1
 
     @property
     def size(self) -> int:
-        """About its payload bytes."""
+        """About its payload bytes. Counted once: the session asks twice, and the lane."""
+        if self._size < 0:
+            self._size = self._count()
+        return self._size
+
+    def _count(self) -> int:
         size = 0 if self.output is None else self.output.size
         if self.failure is not None:
             size += len(self.failure.message) + (self.failure.feedback.size if self.failure.feedback else 0)
