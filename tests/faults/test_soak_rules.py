@@ -66,6 +66,22 @@ def test_an_undo_acts_with_the_token_that_it_completes_with_and_not_after_it() -
     assert found(trial(9, undo=True), trial(11, undo=True, verdict="known")) == [Rule.REPEATED]
 
 
+@pytest.mark.parametrize(
+    ("said", "undone", "found"),
+    [
+        ((run_pb2.StepFailed(task_id=2), run_pb2.RunFailed()), False, ""),
+        ((run_pb2.StepFailed(task_id=2), run_pb2.RunFailed()), True, "which did not complete: undone is True"),
+        ((run_pb2.RunFailed(),), False, "nothing in its history says what became of it"),
+        ((run_pb2.RunTerminated(),), False, ""),
+    ],
+)
+def test_what_has_acted_without_completing_has_failed_or_was_stopped(said: Any, undone: bool, found: str) -> None:
+    histories = {RUN: history(START, SCHEDULED, *said)}
+    findings = list(wrong_effects(histories, [trial(5)], {STEP: undone}))
+    assert [each.rule for each in findings] == [Rule.EFFECTS] * bool(found)
+    assert all(found in each.text for each in findings)
+
+
 def test_a_result_that_was_acknowledged_is_the_one_that_is_recorded() -> None:
     """Not one of a later attempt: the step has run again then, and no effect and no history shows it."""
 
