@@ -18,11 +18,12 @@ from tests.faults.soak.conditional_sink import ConditionalSink, Trial
 from tests.faults.soak.effects import lost_results, wrong_effects, wrong_trials
 from tests.faults.soak.findings import Rule
 from tests.faults.soak.legality import illegal_events
+from tests.faults.soak.levels import LONG_ENOUGH, Level
 from tests.faults.soak.load import Acked, Load
 from tests.faults.soak.recovery import BOUNDS
 from tests.faults.soak.report import CALLS, LONG, Report
 from tests.faults.soak.schedules import BEHIND, _behind
-from tests.faults.soak.stage import Stage
+from tests.faults.soak.stage import SERVERS, Stage
 from tests.faults.soak.watcher import Watcher
 from tests.fixtures.postgres_server import PostgresServer
 from tests.fixtures.processes import Process
@@ -215,9 +216,12 @@ async def test_a_program_whose_caller_gets_no_answer_is_stuck(monkeypatch: pytes
 def test_a_long_soak_that_has_not_measured_something_says_so() -> None:
     report = Report(1, seconds=LONG)
     missing = {finding.text for finding in report.missing()}
-    assert len(missing) == len(BOUNDS) + len(CALLS)
+    assert len(missing) == len(BOUNDS) + len(CALLS) + SERVERS
     for name in BOUNDS:
         report.recoveries.bounded[name].append(1.0)
     report.acknowledged.update(CALLS)
+    report.levels = [Level(0, LONG_ENOUGH, (1, 1), (1, 1))]
+    assert [finding.text for finding in report.missing()] == ["server 1 was never judged"]
+    report.levels.append(Level(1, LONG_ENOUGH, (1, 1), (1, 1)))
     assert report.missing() == []
     assert Report(1, seconds=LONG - 1).missing() == []
