@@ -83,6 +83,12 @@ TABLES = [
     Broken("insert into undo select run_id, 1, false, 0, 1, 1, 4, 1, 1, 0, 0 from run where run_id = {run}",
            Rule.ROWS, "undo "),
     Broken("insert into child select run_id, 1, run_id, '{{}}' from run where run_id = {run}", Rule.ROWS, "child "),
+    Broken("insert into scope select run_id, 1, 0, 1, 0, 0, 0, 0, 0, 0 from run where run_id = {run}",
+           Rule.ROWS, "scope "),
+    Broken("insert into output select run_id, 0, 0, 0, 1 from run where run_id = {run}", Rule.ROWS, "output "),
+    Broken("insert into checkpoint select run_id, 1, 1 from run where run_id = {run}", Rule.ROWS, "checkpoint "),
+    Broken("insert into stopped_task select run_id, 1, '{{}}' from run where run_id = {run}",
+           Rule.ROWS, "stopped task "),
     Broken("""insert into message (target_run, kind, source_run, source_seq, namespace, body)
            select run_id, 4, run_id, 1, namespace, '{{}}' from run where run_id = {run}""", Rule.ROWS, "message to "),
 ]  # fmt: skip
