@@ -24,8 +24,6 @@ DURABLE = ("local", "local", "local", "remote", "remote", "sleep", "sleep", "asl
 NESTED = ("seq", "tries", "gather", "results", "group", "race", "completed", "timeout", "wait_for", "queue", "lock",
           "event", "stop", "choice", "clean_up", "clean_up", "clean_up", "clean_up")  # fmt: skip
 CALM_NESTED = tuple(kind for kind in NESTED if kind != "clean_up")
-CAUGHT = frozenset({"race", "completed", "queue", "lock", "event", "stop"})
-"""The nodes whose branches end with their failure as a value."""
 _CALM = frozenset({"gather", "results", "group", "completed", "wait_for", "queue", "lock", "event", "stop"})
 
 

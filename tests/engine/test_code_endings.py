@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from fencepost.v1 import definition_service_pb2 as definition_pb
-from fencepost.v1 import run_pb2, run_service_pb2
+from fencepost.v1 import run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost_server.domain.model import EventType
 from tests.engine.code import (
@@ -18,12 +18,14 @@ from tests.engine.code import (
     CONTINUE,
     FAIL,
     Code,
+    Held,
     another_decider,
     call,
     child,
     local,
     open_code,
     payload,
+    seconds,
     send,
     signal,
     timer,
@@ -36,6 +38,21 @@ from tests.fixtures.refusals import decode
 from tests.fixtures.waiting import eventually
 
 
+async def remove_code_of(code: Code, run_id: str) -> None:
+    """Remove the definition of a run."""
+    found = await code.scene.api.get(run_id)
+    request = definition_pb.RemoveDefinitionRequest(workflow_id="code", definition_hash=found.definition_hash)
+    await code.scene.api.definitions.RemoveDefinition(request, timeout=DEADLINE)
+
+
+async def let_through(code: Code, run: Held, failed_seq: int) -> None:
+    """The function lets a failure through, and its run fails with it."""
+    failure = run_pb2.Failure(kind=PERMANENT, code="X", message="let through")
+    while (await run.advance(outcome=FAIL, failure=failure, failed_seq=failed_seq)).advance.kept:
+        pass
+    assert state_of(await code.scene.api.wait(run.task.task.run_id)) == "FAILED"
+
+
 async def test_a_cancel_is_an_event_and_the_run_ends_cancelled_whatever_the_function_returns(code: Code) -> None:
     undo = {"undo": {"step": "undo-a"}}
     run = await code.begin(call(1, "a", "in", **undo))
@@ -43,7 +60,7 @@ async def test_a_cancel_is_an_event_and_the_run_ends_cancelled_whatever_the_func
     run = await code.again(run)
     await run.advance(signal(2, "never"))
     run_id = run.task.task.run_id
-    await code.scene.api.runs.CancelRun(run_service_pb2.CancelRunRequest(run_id=run_id), timeout=DEADLINE)
+    await code.scene.call("Cancel", run_id)
     run = await code.again(run)
     assert run.kinds() == ["run_ending"]
     assert state_of(await code.scene.api.get(run_id)) == "ENDING"
@@ -66,7 +83,7 @@ async def test_a_child_that_the_clean_up_of_a_cancelled_run_starts_is_started_an
     await code.scene.api.register(workflow(step("b"), workflow_id="kid"))
     run = await code.begin(signal(1, "never"))
     run_id = run.task.task.run_id
-    await code.scene.api.runs.CancelRun(run_service_pb2.CancelRunRequest(run_id=run_id), timeout=DEADLINE)
+    await code.scene.call("Cancel", run_id)
     run = await code.again(run)
     await run.advance(child(2, "kid"))
     await code.scene.worker.complete(await code.scene.worker.task(), '"cleaned"')
@@ -81,9 +98,7 @@ async def test_a_child_that_the_clean_up_of_a_cancelled_run_starts_is_started_an
 async def test_a_function_that_does_not_end_in_its_grace_loses_the_run(code: Code) -> None:
     run_id = await code.start()
     run = await code.take()
-    request = run_service_pb2.CancelRunRequest(run_id=run_id)
-    request.grace.FromMilliseconds(50)
-    await code.scene.api.runs.CancelRun(request, timeout=DEADLINE)
+    await code.scene.call("Cancel", run_id, grace=seconds(0.05))
     assert state_of(await code.scene.api.wait(run_id)) == "CANCELLED"
     assert [r.outcome for r in await send(code.decider, run.item(local(1), outcome=CONTINUE))] == [LEASE_LOST]
 
@@ -113,10 +128,7 @@ async def test_a_run_that_continues_as_new_takes_along_what_it_has(code: Code) -
     first_id = run.task.task.run_id
     await code.scene.worker.complete(await code.scene.worker.task(), '"out"')
     run = await code.again(run)
-    runs = code.scene.api.runs
-    await runs.SignalRun(
-        run_service_pb2.SignalRunRequest(run_id=first_id, signal_name="go", payload=payload(5)), timeout=DEADLINE
-    )
+    await code.scene.call("Signal", first_id, signal_name="go", payload=payload(5))
     await run.advance(outcome=AS_NEW, output=payload({"month": 2}))
     second = await code.take()
     second_id = second.task.task.run_id
@@ -128,7 +140,7 @@ async def test_a_run_that_continues_as_new_takes_along_what_it_has(code: Code) -
     bound = await code.scene.api.start("code", dedupe_key="k")
     assert (bound.run_id, bound.created) == (second_id, False)
     # By the first id: the call is for whoever goes on.
-    await runs.SignalRun(run_service_pb2.SignalRunRequest(run_id=first_id, signal_name="more"), timeout=DEADLINE)
+    await code.scene.call("Signal", first_id, signal_name="more")
     assert (await second.advance()).advance.kept
     await second.fail()
     undone = await code.scene.worker.task()
@@ -157,7 +169,7 @@ async def test_a_history_at_its_limit_blocks_the_run_and_lets_it_end(open_scene:
     other = await another_decider(code.scene)
     await other.no_task()  # no worker can do anything about it
     await other.close()
-    await code.scene.api.runs.RetryRun(run_service_pb2.RetryRunRequest(run_id=run_id), timeout=DEADLINE)
+    await code.scene.call("Retry", run_id)
     again = await code.take()
     await again.complete()
     assert state_of(await code.scene.api.wait(run_id)) == "COMPLETED"
@@ -170,9 +182,7 @@ async def test_removing_the_definition_takes_the_run_from_its_worker_and_undoes_
     await code.scene.worker.complete(await code.scene.worker.task())
     run = await code.again(run)
     run_id = run.task.task.run_id
-    found = await code.scene.api.get(run_id)
-    request = definition_pb.RemoveDefinitionRequest(workflow_id="code", definition_hash=found.definition_hash)
-    await code.scene.api.definitions.RemoveDefinition(request, timeout=DEADLINE)
+    await remove_code_of(code, run_id)
     assert [r.outcome for r in await send(code.decider, run.item(local(2), outcome=CONTINUE))] == [LEASE_LOST]
     undone = await code.scene.worker.task()
     assert undone.kind == pb.TASK_KIND_UNDO
@@ -184,7 +194,7 @@ async def test_removing_the_definition_takes_the_run_from_its_worker_and_undoes_
 async def test_a_terminated_run_is_gone_at_once(code: Code) -> None:
     run = await code.begin(call(1, "zzz"), timer(2, 3600), outcome=CONTINUE)
     run_id = run.task.task.run_id
-    await code.scene.api.runs.TerminateRun(run_service_pb2.TerminateRunRequest(run_id=run_id), timeout=DEADLINE)
+    await code.scene.call("Terminate", run_id)
     assert state_of(await code.scene.api.get(run_id)) == "TERMINATED"
     assert (await code.decider.next(pb.Revoke)).tasks[0] == run.task.task
     assert [r.outcome for r in await send(code.decider, run.item(local(3), outcome=CONTINUE))] == [LEASE_LOST]
@@ -205,11 +215,6 @@ async def test_a_run_timeout_is_told_to_the_function_and_ends_the_run_as_failed(
     assert (state_of(ended), ended.failure.code) == ("FAILED", "RUN_TIMEOUT")
 
 
-async def retry(code: Code, run_id: str) -> None:
-    """RetryRun."""
-    await code.scene.api.runs.RetryRun(run_service_pb2.RetryRunRequest(run_id=run_id), timeout=DEADLINE)
-
-
 async def test_a_retried_run_tries_the_step_again_whose_failure_its_function_let_through(code: Code) -> None:
     run = await code.begin(call(1, "a", "in"), call(2, "b"))
     run_id = run.task.task.run_id
@@ -220,10 +225,8 @@ async def test_a_retried_run_tries_the_step_again_whose_failure_its_function_let
     await code.scene.worker.fail(a, PERMANENT)
     run = await code.again(run)
     failed_seq = run.seen[-1].seq
-    failure = run_pb2.Failure(kind=PERMANENT, code="X", message="let through")
-    await run.advance(outcome=FAIL, failure=failure, failed_seq=failed_seq)
-    assert state_of(await code.scene.api.wait(run_id)) == "FAILED"
-    await retry(code, run_id)
+    await let_through(code, run, failed_seq)
+    await code.scene.call("Retry", run_id)
     again = await code.scene.worker.task()
     assert (again.handler, given(again), again.attempt, again.task.task_id) == ("a", "in", 1, a.task.task_id)
     assert again.task.fencing_token > a.task.fencing_token
@@ -246,23 +249,19 @@ async def test_a_retried_run_goes_on_from_before_its_function_raised_with_all_th
     await run.advance(outcome=FAIL, failure=run_pb2.Failure(kind=PERMANENT, code="BUG", message="x"))
     await code.scene.worker.release(a)
     assert state_of(await code.scene.api.wait(run_id)) == "FAILED"
-    await retry(code, run_id)
+    await code.scene.call("Retry", run_id)
     run = await code.take()
     assert run.task.decide.seen_seq == 1
     await run.wait()
     told = set(run.kinds())
     await execute(code.scene.dsn, "update timer set fire_at = clock_timestamp()")
-    await code.scene.api.runs.SignalRun(
-        run_service_pb2.SignalRunRequest(run_id=run_id, signal_name="go"), timeout=DEADLINE
-    )
+    await code.scene.call("Signal", run_id, signal_name="go")
     await code.scene.worker.complete(await code.scene.worker.task(), "1")
     while not {"timer_fired", "signal_received", "step_completed"} <= told:
         run = await code.again(run)
         await run.wait()
         told |= set(run.kinds())
-    await code.scene.api.runs.SignalRun(
-        run_service_pb2.SignalRunRequest(run_id=run_id, signal_name="end"), timeout=DEADLINE
-    )
+    await code.scene.call("Signal", run_id, signal_name="end")
     await (await code.again(run)).complete()
     assert state_of(await code.scene.api.wait(run_id)) == "COMPLETED"
 
@@ -274,11 +273,9 @@ async def test_a_function_that_acted_on_the_failure_cannot_be_retried(code: Code
     run = await code.again(run)
     failed_seq = run.seen[-1].seq
     await run.advance(local(2, name="clean up"), outcome=CONTINUE)
-    failure = run_pb2.Failure(kind=PERMANENT, code="X", message="let through")
-    await run.advance(outcome=FAIL, failure=failure, failed_seq=failed_seq)
-    assert state_of(await code.scene.api.wait(run_id)) == "FAILED"
+    await let_through(code, run, failed_seq)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await retry(code, run_id)
+        await code.scene.call("Retry", run_id)
     assert decode(refused.value).reason == "ILLEGAL_TRANSITION"
 
 
@@ -289,17 +286,13 @@ async def test_a_step_that_has_completed_is_not_tried_again_for_a_failure_of_bef
     await code.scene.worker.fail(await code.scene.worker.task(), PERMANENT)
     run = await code.again(run)
     failed_seq = run.seen[-1].seq
-    failure = run_pb2.Failure(kind=PERMANENT, code="X", message="let through")
-    await run.advance(outcome=FAIL, failure=failure, failed_seq=failed_seq)
-    assert state_of(await code.scene.api.wait(run_id)) == "FAILED"
-    await retry(code, run_id)
+    await let_through(code, run, failed_seq)
+    await code.scene.call("Retry", run_id)
     await code.scene.do("a")
     run = await code.take()
-    while (await run.advance(outcome=FAIL, failure=failure, failed_seq=failed_seq)).advance.kept:
-        pass
-    assert state_of(await code.scene.api.wait(run_id)) == "FAILED"
+    await let_through(code, run, failed_seq)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await retry(code, run_id)
+        await code.scene.call("Retry", run_id)
     assert decode(refused.value).reason == "ILLEGAL_TRANSITION"
     await code.scene.worker.no_task()
 
@@ -334,12 +327,12 @@ async def old_hash(code: Code) -> str:
 async def test_a_pause_goes_along_with_a_run_that_continues_as_new(code: Code) -> None:
     run_id = await code.start()
     run = await code.take()
-    await code.scene.api.runs.PauseRun(run_service_pb2.PauseRunRequest(run_id=run_id), timeout=DEADLINE)
+    await code.scene.call("Pause", run_id)
     await run.advance(outcome=AS_NEW, output=payload(1))
     following = (await code.scene.api.get(run_id)).next_run_id
     assert state_of(await code.scene.api.get(following)) == "PAUSED"
     await code.decider.no_task()
-    await code.scene.api.runs.ResumeRun(run_service_pb2.ResumeRunRequest(run_id=run_id), timeout=DEADLINE)
+    await code.scene.call("Resume", run_id)
     run = await code.take()
     assert run.task.task.run_id == following
     await run.complete()
@@ -349,15 +342,14 @@ async def test_a_run_timeout_that_has_passed_in_a_pause_goes_along_with_a_run_th
     timeout = Duration(seconds=3600)
     run_id = await code.start(run_timeout=timeout)
     run = await code.take()
-    runs = code.scene.api.runs
-    await runs.PauseRun(run_service_pb2.PauseRunRequest(run_id=run_id), timeout=DEADLINE)
+    await code.scene.call("Pause", run_id)
     await execute(code.scene.dsn, "update timer set fire_at = clock_timestamp()")
     await eventually(lambda: fetch(code.scene.dsn, "select 1 from timer where parked"))
     refused = await run.advance(outcome=AS_NEW, output=payload(1))
     assert refused.advance.end_refused, "it has not seen that its time is over"
     await run.advance(outcome=AS_NEW, output=payload(1))
     next_run = (await code.scene.api.get(run_id)).next_run_id
-    await runs.ResumeRun(run_service_pb2.ResumeRunRequest(run_id=next_run), timeout=DEADLINE)
+    await code.scene.call("Resume", next_run)
     run = await code.take()
     await eventually(lambda: fetch(code.scene.dsn, "select 1 from event where type = %s", [int(EventType.RUN_ENDING)]))
     await run.complete()
@@ -369,10 +361,10 @@ async def test_a_paused_run_is_leased_to_nobody(code: Code) -> None:
     code.decider.workflow_capacity_now = 0
     await code.decider.sync()
     run_id = await code.start()
-    await code.scene.api.runs.PauseRun(run_service_pb2.PauseRunRequest(run_id=run_id), timeout=DEADLINE)
+    await code.scene.call("Pause", run_id)
     other = await another_decider(code.scene)
     await other.no_task()
-    await code.scene.api.runs.ResumeRun(run_service_pb2.ResumeRunRequest(run_id=run_id), timeout=DEADLINE)
+    await code.scene.call("Resume", run_id)
     await (await code.take(other)).complete()
     await other.close()
 
@@ -382,14 +374,11 @@ async def test_a_removal_amid_the_clean_up_of_a_cancelled_run_ends_it_with_its_c
     run = await code.begin(child(1, "kid"))
     run_id = run.task.task.run_id
     await code.scene.worker.task()
-    await code.scene.api.runs.CancelRun(run_service_pb2.CancelRunRequest(run_id=run_id), timeout=DEADLINE)
+    await code.scene.call("Cancel", run_id)
     await code.again(run)
-    request = definition_pb.RemoveDefinitionRequest(
-        workflow_id="code", definition_hash=(await code.scene.api.get(run_id)).definition_hash
-    )
-    await code.scene.api.definitions.RemoveDefinition(request, timeout=DEADLINE)
+    await remove_code_of(code, run_id)
     kid = (await fetch(code.scene.dsn, "select run_id::text from run where workflow_id = 'kid'"))[0][0]
-    await code.scene.api.runs.TerminateRun(run_service_pb2.TerminateRunRequest(run_id=kid), timeout=DEADLINE)
+    await code.scene.call("Terminate", kid)
     assert state_of(await code.scene.api.wait(run_id)) == "CANCELLED"
 
 

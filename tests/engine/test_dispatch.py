@@ -243,6 +243,22 @@ async def test_a_claim_passes_by_tasks_that_somebody_else_has_locked(
     assert {task.task.run_id for task in await worker.tasks(3)} == set(runs[:3])
 
 
+async def test_what_waits_for_room_is_claimed_as_soon_as_a_report_frees_it(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, connect_worker: ConnectWorker
+) -> None:
+    """The server polls so rarely that only the commit of the report can have made it look again."""
+    server = await in_process_server(dsn, poll_interval=60, outage_gap=120)
+    await eventually(lambda: server.app.engine.last_probe)
+    api = connect_api(server.grpc_address)
+    await api.register(manifest())
+    worker = await connect_worker(server.grpc_address, capacity=1)
+    runs = [(await api.start()).run_id for _ in range(3)]
+    for run_id in runs:
+        task = await worker.task()
+        assert task.task.run_id == run_id
+        await worker.complete(task)
+
+
 async def test_two_servers_never_lease_the_same_task_twice(
     in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, connect_worker: ConnectWorker
 ) -> None:

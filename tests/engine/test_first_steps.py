@@ -5,6 +5,7 @@ if a worker waits for it and nothing else waits for that worker.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -20,10 +21,12 @@ from tests.faults.scene import asleep
 from tests.fixtures.api import Api
 from tests.fixtures.manifests import handler_names, manifest
 from tests.fixtures.raw_worker import OK, RawWorker, seconds
-from tests.fixtures.servers import InProcessServer
+from tests.fixtures.servers import InProcessServer, StartInProcessServer
 from tests.fixtures.waiting import eventually
 
 ConnectWorker = Callable[..., Awaitable[RawWorker]]
+FAILS = {"id": "each", "map": {"over": "/items", "do": [step("c")]}}
+"""A node that fails as soon as it begins: there are no items."""
 
 
 @pytest.fixture
@@ -150,8 +153,7 @@ async def test_a_step_that_is_stopped_in_the_transaction_that_makes_it_is_given_
     and all of it can be retried.
     """
     scene = await open_scene(cancel_grace=3600.0)
-    fails = {"id": "each", "map": {"over": "/items", "do": [step("c")]}}
-    both = {"id": "both", "parallel": [[step("a", undo={"undo_unfinished": True}, queue_timeout="1h")], [fails]]}
+    both = {"id": "both", "parallel": [[step("a", undo={"undo_unfinished": True}, queue_timeout="1h")], [FAILS]]}
     run_id = await scene.run(*before, both)
     await scene.do(*(each["step"] for each in before))
     assert (await scene.failure(run_id)).code == "INVALID_NODE_INPUT"
@@ -161,6 +163,30 @@ async def test_a_step_that_is_stopped_in_the_transaction_that_makes_it_is_given_
     assert await fetch(scene.dsn, kept) == [("0", "0")], "as if it had waited"
     await scene.call("Retry", run_id)
     assert (await scene.failure(run_id)).code == "INVALID_NODE_INPUT"
+
+
+async def test_room_that_a_start_kept_and_did_not_take_is_offered_when_its_batch_is_over(
+    open_scene: OpenScene, in_process_server: StartInProcessServer, connect_api: Callable[[str], Api], dsn: str
+) -> None:
+    """Who looked meanwhile found none. The server polls so rarely that nothing else can make it look again."""
+    scene = await open_scene(poll_interval=60, outage_gap=120, cancel_grace=3600.0)
+    engine = scene.server.app.engine
+    await eventually(lambda: engine.last_probe)
+    await scene.worker.capacity(1)
+    elsewhere = connect_api((await in_process_server(dsn)).grpc_address)
+    await scene.api.register(workflow(step("b"), workflow_id="other"))
+    found: list[str] = []
+
+    async def look() -> None:
+        engine.committer.after_commit = None
+        found.append((await elsewhere.start("other")).run_id)
+        await engine.probe_once()
+        begin = time.monotonic()
+        await eventually(lambda: engine.dispatcher.loop.last_good > begin)
+
+    engine.committer.after_commit = look
+    await scene.run({"id": "both", "parallel": [[step("a")], [FAILS]]})
+    assert (await scene.task("b")).task.run_id == found[0]
 
 
 async def test_a_child_that_is_told_to_end_with_the_word_to_begin_is_given_to_nobody(code: Code) -> None:

@@ -79,6 +79,23 @@ async def asleep(loop: Loop) -> AsyncIterator[None]:
     loop.wake()
 
 
+@contextlib.asynccontextmanager
+async def all_connections(dsn: str, most: int) -> AsyncIterator[None]:
+    """Keep all connections that a database has left within the block; it gives ``most`` in all. Raises AssertionError
+    if it gives more.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(most + 1):
+            try:
+                connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True, connect_timeout=5)
+            except psycopg.OperationalError:
+                break
+            await stack.enter_async_context(connection)
+        else:
+            raise AssertionError(f"the database gives more than {most} connections")
+        yield
+
+
 @dataclass(frozen=True, slots=True)
 class TaskState:
     """A row of the table task, as far as tests look at it. ``session`` has the lease; "": nobody."""

@@ -21,7 +21,8 @@ from tests.faults.soak.findings import Finding, Rule
 from tests.faults.soak.levels import Level
 from tests.faults.soak.load import Acked, Load
 from tests.faults.soak.recovery import BOUNDS, SERVER_KILLED, Recoveries
-from tests.faults.soak.tables import AT_WORK
+from tests.faults.soak.schedules import wrong_schedules
+from tests.faults.soak.tables import AT_WORK, broken_rows
 from tests.faults.soak.watcher import Watcher
 from tests.fixtures.api import Api
 from tests.fixtures.databases import Cluster
@@ -58,9 +59,6 @@ HISTORIES = [
            Rule.ILLEGAL, "something was written after the end"),
     Broken("update event set at = at - interval '1 hour' where seq = 3 and run_id = {run}",
            Rule.ILLEGAL, "time ran backwards"),
-    Broken("insert into wait select run_id, 1, 'go', '{{}}' from run where run_id = {run}", Rule.ROWS, "wait "),
-    Broken(f"update event set token = 0 - token, type = {E.STEP_FAILED:d} where run_id = {{run}} and {STEP}",
-           Rule.ILLEGAL, ""),
     Broken("update run set request_key = 'another' where request_key = (select max(request_key) from run)",
            Rule.LOST, "was answered with run"),
     Broken(f"""update event set detail = (detail::jsonb || '{{{{"request_id": "another"}}}}')::json
@@ -68,11 +66,60 @@ HISTORIES = [
     Broken("delete from request", Rule.LOST, "was answered, and is not known"),
     Broken("delete from run_key where kind = 4", Rule.SCHEDULE, "it has started nothing"),
 ]  # fmt: skip
+OLD = "'2000-01-01', 0, 0, 0, 0, 1, 1000"
+TABLES = [
+    Broken("delete from run where run_id = {run}", Rule.ROWS, "there are events and no run"),
+    Broken(f"update event set type = {E.RUN_RESUMED:d} where seq = 1 and run_id = {{run}}",
+           Rule.ILLEGAL, "the first event, and no other, is the start"),
+    Broken(f"""insert into event (run_id, seq, type, at, task_id, token)
+           select run_id, next_seq + n, {E.STEP_RETRYING:d}, clock_timestamp(), 2, 9 - n
+           from run, generate_series(0, 1) n where run_id = {{run}}""", Rule.ILLEGAL, "a token has not grown"),
+    Broken(f"insert into task select run_id, 1, namespace, '', '', 3, 0, 1, 4, {OLD} from run where run_id = {{run}}",
+           Rule.ROWS, "task "),
+    Broken("insert into timer select run_id, 1, 1, namespace, '2000-01-01', true, '{{}}' from run where run_id = {run}",
+           Rule.ROWS, "timer "),
+    Broken("insert into wait select run_id, 1, 'go', '{{}}' from run where run_id = {run}", Rule.ROWS, "wait "),
+    Broken("insert into signal select run_id, 1, 'go', 4 from run where run_id = {run}", Rule.ROWS, "signal "),
+    Broken("insert into undo select run_id, 1, false, 0, 1, 1, 4, 1, 1, 0, 0 from run where run_id = {run}",
+           Rule.ROWS, "undo "),
+    Broken("insert into child select run_id, 1, run_id, '{{}}' from run where run_id = {run}", Rule.ROWS, "child "),
+    Broken("insert into scope select run_id, 1, 0, 1, 0, 0, 0, 0, 0, 0 from run where run_id = {run}",
+           Rule.ROWS, "scope "),
+    Broken("insert into output select run_id, 0, 0, 0, 1 from run where run_id = {run}", Rule.ROWS, "output "),
+    Broken("insert into checkpoint select run_id, 1, 1 from run where run_id = {run}", Rule.ROWS, "checkpoint "),
+    Broken("insert into stopped_task select run_id, 1, '{{}}' from run where run_id = {run}",
+           Rule.ROWS, "stopped task "),
+    Broken("""insert into message (target_run, kind, source_run, source_seq, namespace, body)
+           select run_id, 4, run_id, 1, namespace, '{{}}' from run where run_id = {run}""", Rule.ROWS, "message to "),
+]  # fmt: skip
+"""What a server would mend, or could not read."""
 OUTPUTS = [
     Broken(f"""update event set payload = json_build_object('way', 77, 'items', array[]::integer[])
            where payload::text like '%items%' and {STEP}""", Rule.EFFECTS, "came to Fate"),
     Broken(f"""update event set payload = json_build_object('site', payload->'site', 'v', 1, 'last', 1)
            where {LOCAL} and payload is not null""", Rule.EFFECTS, "ended with End"),
+    Broken(f"update event set token = 0 - token, type = {E.STEP_FAILED:d} where run_id = {{run}} and {STEP}",
+           Rule.ILLEGAL, "Illegal: the token of task"),
+    Broken("update run set state = 4 where run_id = {run}", Rule.ILLEGAL, "state is 'FAILED', expected 'COMPLETED'"),
+]  # fmt: skip
+LAST = "select max(key) from run_key k join schedule s on starts_with(k.key, s.uuid::text) where k.kind = 4"
+SCHEDULES = [
+    Broken(f"""update run_key
+           set key = split_part(key, ' ', 1) || ' ' || split_part(key, ' ', 2)::timestamptz + interval '1 hour'
+           where key = ({LAST} and schedule_id = 'beside')""", Rule.SCHEDULE, "beside: 1800 times have no run"),
+    Broken(f"""update run_key
+           set key = split_part(key, ' ', 1) || ' ' || split_part(key, ' ', 2)::timestamptz + interval '1 hour'
+           where key = ({LAST} and schedule_id = 'skipping')""", Rule.SCHEDULE, "times are left out"),
+    Broken("update schedule set started_runs = 1000 where schedule_id = 'skipping'",
+           Rule.SCHEDULE, "skipping: 1000 are counted"),
+    Broken(f"update run_key set run_id = gen_random_uuid() where key = ({LAST} and schedule_id = 'queueing')",
+           Rule.SCHEDULE, "queueing: a run that it started is not there"),
+    Broken("update schedule set starting_at = '2100-01-01' where schedule_id = 'queueing'",
+           Rule.SCHEDULE, "queueing: a start is under way for ever"),
+    Broken("update schedule set failed_starts = 1 where schedule_id = 'cancelling'",
+           Rule.SCHEDULE, "cancelling: starts have failed"),
+    Broken("update schedule set skipped_missed = 1 where schedule_id = 'beside'",
+           Rule.SCHEDULE, "beside: starts have failed or were missed"),
 ]  # fmt: skip
 STEPS = "select * from trial where not undo and verdict = 'accepted' and step not like '%/-%' order by number"
 LOGGED = "insert into trial (step, run_id, undo, token, attempt, largest, verdict, worker)"
@@ -88,7 +135,7 @@ SINK = [
     # Several, because an attempt that acted may have failed after it, and not be the one that has completed the step.
     Broken(f"delete from trial where number in (select number from ({STEPS} offset 4 limit 8) t)",
            Rule.EFFECTS, "has not acted with it"),
-    Broken("update effect set undone = not undone", Rule.EFFECTS, "undone is"),
+    Broken("update effect set undone = not undone", Rule.EFFECTS, "which its history does not say"),
     Broken(f"{LOGGED} values ('x/1', 'x', false, 1, 1, 0, 'accepted', '')", Rule.LOST, "runs acted that are not there"),
     Broken("update told set token = token - 1", Rule.LOST, "was acknowledged, recorded is"),
     Broken("insert into forgotten values ('x/1', 7, 1, 2)", Rule.LOST, "x/1"),
@@ -159,7 +206,7 @@ def copy_of(cluster: Cluster) -> Iterator[Callable[[str], str]]:
 def break_all(dsn: str, table: Sequence[Broken]) -> None:
     """No foreign key and no trigger is in the way."""
     with psycopg.connect(dsn, options="-c session_replication_role=replica", connect_timeout=30) as connection:
-        if table is HISTORIES:
+        if table is not SINK:
             connection.execute(
                 "create temp table completed as select run_id from run r where state = 3 and workflow_id like 'soak-%'"
                 f" and exists (select from event where run_id = r.run_id and {STEP})"
@@ -191,8 +238,19 @@ async def test_the_checker_finds_each_rule_that_is_broken_and_nothing_where_none
     told = [
         Broken("", Rule.REPEATED, "one key: two runs"),
         Broken("", Rule.ILLEGAL, "its history is told otherwise than it is numbered"),
+        Broken("", Rule.ILLEGAL, "run_resumed in COMPLETED"),
+        Broken("", Rule.REPEATED, "signal another is"),
+        Broken("", Rule.EFFECTS, "nothing in its history says what became of it"),
     ]
     assert missed(findings, [*HISTORIES, *told]) == [], findings
+    dsn = copy_of(left.dsn)
+    break_all(dsn, TABLES)
+    findings = await broken_rows(dsn)
+    assert missed(findings, TABLES) == [], findings
+    dsn = copy_of(left.dsn)
+    break_all(dsn, SCHEDULES)
+    findings = await wrong_schedules(dsn, left.acked.paused)
+    assert missed(findings, SCHEDULES) == [], findings
     dsn = copy_of(left.dsn)
     break_all(dsn, OUTPUTS)
     break_all(sink_dsn, SINK)

@@ -18,11 +18,12 @@ from tests.faults.soak.conditional_sink import ConditionalSink, Trial
 from tests.faults.soak.effects import lost_results, wrong_effects, wrong_trials
 from tests.faults.soak.findings import Rule
 from tests.faults.soak.legality import illegal_events
+from tests.faults.soak.levels import LONG_ENOUGH, Level
 from tests.faults.soak.load import Acked, Load
 from tests.faults.soak.recovery import BOUNDS
 from tests.faults.soak.report import CALLS, LONG, Report
 from tests.faults.soak.schedules import BEHIND, _behind
-from tests.faults.soak.stage import Stage
+from tests.faults.soak.stage import SERVERS, Stage
 from tests.faults.soak.watcher import Watcher
 from tests.fixtures.postgres_server import PostgresServer
 from tests.fixtures.processes import Process
@@ -64,6 +65,22 @@ def test_an_undo_acts_with_the_token_that_it_completes_with_and_not_after_it() -
     assert found(trial(7, undo=True), trial(9, undo=True)) == []
     assert found(trial(7, undo=True)) == [Rule.EFFECTS]
     assert found(trial(9, undo=True), trial(11, undo=True, verdict="known")) == [Rule.REPEATED]
+
+
+@pytest.mark.parametrize(
+    ("said", "undone", "found"),
+    [
+        ((run_pb2.StepFailed(task_id=2), run_pb2.RunFailed()), False, ""),
+        ((run_pb2.StepFailed(task_id=2), run_pb2.RunFailed()), True, "which did not complete: undone is True"),
+        ((run_pb2.RunFailed(),), False, "nothing in its history says what became of it"),
+        ((run_pb2.RunTerminated(),), False, ""),
+    ],
+)
+def test_what_has_acted_without_completing_has_failed_or_was_stopped(said: Any, undone: bool, found: str) -> None:
+    histories = {RUN: history(START, SCHEDULED, *said)}
+    findings = list(wrong_effects(histories, [trial(5)], {STEP: undone}))
+    assert [each.rule for each in findings] == [Rule.EFFECTS] * bool(found)
+    assert all(found in each.text for each in findings)
 
 
 def test_a_result_that_was_acknowledged_is_the_one_that_is_recorded() -> None:
@@ -199,9 +216,12 @@ async def test_a_program_whose_caller_gets_no_answer_is_stuck(monkeypatch: pytes
 def test_a_long_soak_that_has_not_measured_something_says_so() -> None:
     report = Report(1, seconds=LONG)
     missing = {finding.text for finding in report.missing()}
-    assert len(missing) == len(BOUNDS) + len(CALLS)
+    assert len(missing) == len(BOUNDS) + len(CALLS) + SERVERS
     for name in BOUNDS:
         report.recoveries.bounded[name].append(1.0)
     report.acknowledged.update(CALLS)
+    report.levels = [Level(0, LONG_ENOUGH, (1, 1), (1, 1))]
+    assert [finding.text for finding in report.missing()] == ["server 1 was never judged"]
+    report.levels.append(Level(1, LONG_ENOUGH, (1, 1), (1, 1)))
     assert report.missing() == []
     assert Report(1, seconds=LONG - 1).missing() == []

@@ -153,4 +153,3 @@ OF_A_RUN = {
         *("wait", "signal", "timer", "child", "undo"),
     )
 }
-SMALL = {"cluster", "server"}

@@ -18,7 +18,6 @@ from fencepost_server.domain.nodes import (
     ChooseNode,
     MapNode,
     Node,
-    ParallelNode,
     SignalNode,
     StepNode,
     Undo,
@@ -313,7 +312,3 @@ def _compiled(*schemas: object) -> tuple[CompiledSchema, ...]:
     """Each distinct schema once; told apart canonically, because Python's 1 == True."""
     distinct = {canonical_value(schema): schema for schema in schemas if schema is not None}
     return tuple(compile_schema(schema) for schema in distinct.values())
-
-
-CONTAINERS = (ParallelNode, MapNode)
-"""Nodes that open a scope."""

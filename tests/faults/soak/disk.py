@@ -34,12 +34,12 @@ SETTINGS = {"min_wal_size": "32MB", "max_wal_size": "64MB"}
 
 
 @contextlib.contextmanager
-def small_volume() -> Iterator[Path | None]:
-    """A folder that holds no more than SIZE bytes; None where that can't be had."""
+def small_volume(size: int) -> Iterator[Path | None]:
+    """A folder that holds no more than ``size`` bytes; None where that can't be had."""
     with tempfile.TemporaryDirectory(prefix="fencepost-volume-") as folder:
         path = Path(folder)
         path.chmod(0o711)
-        command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE},mode=0711", "tmpfs", folder]
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0711", "tmpfs", folder]
         try:
             mounted = subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
         except OSError:
@@ -108,7 +108,7 @@ ACTS: Mapping[str, Act] = {"fill disk": fill_disk}
 
 async def disk_full(seed: int) -> Report | None:
     """A short soak in which nothing else happens than that the volume runs full, twice; None if it can't be done."""
-    with small_volume() as volume:
+    with small_volume(SIZE) as volume:
         if volume is None:
             return None
         async with stage(data=volume / "postgres", postgres=SETTINGS) as played:

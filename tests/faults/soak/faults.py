@@ -16,6 +16,7 @@ from typing import LiteralString, cast
 
 import psycopg
 
+from tests.faults.scene import all_connections
 from tests.faults.soak.stage import POSTGRES, SERVERS, WORKERS, Stage
 from tests.fixtures.proxy import Direction, Directions, HowToBreak, Proxy
 from tests.fixtures.waiting import eventually, paced
@@ -271,16 +272,10 @@ async def freeze_database(stage: Stage, fault: Fault) -> None:
 
 async def take_connections(stage: Stage, fault: Fault) -> None:
     """Break the servers' connections, and take up all that the database gives before they are back."""
-    async with contextlib.AsyncExitStack() as stack:
-        for proxy in stage.database_links:
-            proxy.refuse()
-            proxy.reset()
-        for _ in range(int(POSTGRES["max_connections"])):
-            try:
-                connection = await psycopg.AsyncConnection.connect(stage.dsn, autocommit=True, connect_timeout=5)
-            except psycopg.OperationalError:
-                break
-            await stack.enter_async_context(connection)
+    for proxy in stage.database_links:
+        proxy.refuse()
+        proxy.reset()
+    async with all_connections(stage.dsn, int(POSTGRES["max_connections"])):
         for proxy in stage.database_links:
             proxy.heal()
         await paced(fault.rng.uniform(1.0, 4.0))

@@ -61,7 +61,13 @@ class Report:
         unmeasured = [name for name in BOUNDS if not self.recoveries.bounded.get(name)]
         never = [what for what in CALLS if not self.acknowledged[what]]
         told = [f"not once measured without other faults: {name}" for name in unmeasured]
-        return [Finding(Rule.BOUND, text) for text in (*told, *(f"not once acknowledged: {what}" for what in never))]
+        found = [Finding(Rule.BOUND, text) for text in (*told, *(f"not once acknowledged: {what}" for what in never))]
+        return found + [Finding(Rule.LEVELS, f"server {number} was never judged") for number in self._unjudged]
+
+    @property
+    def _unjudged(self) -> list[int]:
+        """The servers of which it is not known whether they grow."""
+        return sorted(set(range(SERVERS)) - {level.server for level in self.levels})
 
     def count(self, *rules: Rule) -> int:
         """How many findings there are of some rules."""
@@ -117,7 +123,7 @@ class Report:
             if disturbed := self.recoveries.disturbed.get(name):
                 yield f"{'  amid other faults, held to nothing':42}{len(disturbed):6}{_spread(disturbed)}"
         yield ""
-        for number in sorted(set(range(SERVERS)) - {level.server for level in self.levels}):
+        for number in self._unjudged:
             yield f"server {number}: no process of it lived long enough ({LONG_ENOUGH:g} s) to tell whether it grows"
         if not self.levels:
             yield "no server lived long enough: nothing is said of growth"

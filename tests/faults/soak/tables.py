@@ -70,6 +70,14 @@ QUESTIONS: Mapping[LiteralString, tuple[Rule, str]] = {
               where r.state = any(%(final)s)
     union all select 'child ' || run_id || '/' || seq from child join run r using (run_id)
               where r.state = any(%(final)s) and r.state <> %(failed)s
+    union all select 'scope ' || run_id || '/' || scope_id from scope join run r using (run_id)
+              where r.state = any(%(final)s) and r.state <> %(failed)s
+    union all select 'output ' || run_id || '/' || seq from output join run r using (run_id)
+              where r.state = any(%(final)s) and r.state <> %(failed)s
+    union all select 'checkpoint ' || run_id || '/' || task_id from checkpoint join run r using (run_id)
+              where r.state = any(%(final)s) and r.state <> %(failed)s
+    union all select 'stopped task ' || run_id || '/' || task_id from stopped_task join run r using (run_id)
+              where r.state = any(%(final)s) and r.state <> %(failed)s
     union all select 'message to ' || target_run from message
     """: (Rule.ROWS, "a row is left of what has ended"),
     """

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -17,7 +16,7 @@ NAME_RULE = "1 to 200 letters, digits and . _ - / of ASCII, beginning with a let
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 
 
-@lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=4096)
 def is_name(text: str) -> bool:
     """Whether it is as NAME_RULE says."""
     return _NAME.fullmatch(text) is not None
