@@ -7,7 +7,10 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
 from fencepost_server.domain.model import EventType
+from tests.engine.costs import counted
 from tests.engine.flows import OpenScene, Scene, given, step, workflow
 from tests.engine.rows import count, fetch, holding
 from tests.fixtures.waiting import eventually
@@ -132,9 +135,11 @@ async def test_children_with_large_outputs_are_heard_of_a_few_at_a_time(open_sce
     assert await _most_written(scene, EventType.CHILD_ENDED) <= MEBIBYTE
 
 
-async def test_what_all_items_of_a_map_take_from_is_read_once(open_scene: OpenScene) -> None:
-    """A thousand items that take from five earlier values begin in the time of one transaction, which is short here."""
-    scene = await open_scene(batch_timeout=3.0)
+async def test_what_all_items_of_a_map_take_from_is_read_once(
+    open_scene: OpenScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand items take from five earlier values, and begin in one transaction."""
+    scene = await open_scene()
     sources = {name: {"$from": f"{name}#"} for name in "abcd"}
     item = step("e", input={**sources, "all": {"$from": "#"}})
     each = {"id": "each", "map": {"over": "", "max_parallel": 1000, "do": [item]}}
@@ -142,5 +147,8 @@ async def test_what_all_items_of_a_map_take_from_is_read_once(open_scene: OpenSc
     await scene.do("a", "b", "c", output=1)
     d = await scene.task("d")
     await scene.worker.capacity(0)
-    await scene.complete(d, list(range(1000)))
+    with counted(monkeypatch) as found:
+        await scene.complete(d, list(range(1000)))
+    [begun] = [one for one in found if "batch.insert_tasks" in one.statements]
+    assert (begun.statements.count("extra.payload"), begun.statements.count("extra.recorded")) == (5, 4)
     assert await count(scene.dsn, "task", "run_id = %s", [run_id]) == 1000
