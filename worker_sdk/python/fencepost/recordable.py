@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fencepost.codec import Value, utf8_length
@@ -20,6 +20,9 @@ MAX_DEPTH = 128
 """Arrays and objects inside each other."""
 MAX_DIGITS = 1_000
 """Digits of one number."""
+MAX_METADATA_ENTRIES = 32
+MAX_METADATA_BYTES = 4_096
+"""As JSON."""
 _MAX_EXPONENT = 10**6
 _SHOWN = 100
 
@@ -34,6 +37,8 @@ def recordable(value: Value, *, given: object = None) -> Value:
     """The payload itself, which was made of ``given``; that may be the payload. Raises NotEncodable if its JSON is
     none, or beyond what the server takes.
     """
+    if value.metadata:
+        _check_metadata(value.metadata)
     text = value.json
     if text is None:
         return value
@@ -49,6 +54,16 @@ def recordable(value: Value, *, given: object = None) -> Value:
     except ValueError as error:
         raise NotEncodable(f"it is no JSON that can be recorded: {error}") from None
     return value
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    if not all(isinstance(text, str) for pair in metadata.items() for text in pair):
+        raise NotEncodable("names and values of metadata are text")
+    text = json.dumps(dict(metadata))
+    if len(metadata) > MAX_METADATA_ENTRIES or len(text) > MAX_METADATA_BYTES:
+        raise NotEncodable(f"its metadata has more than {MAX_METADATA_ENTRIES} entries or {MAX_METADATA_BYTES} bytes")
+    for name, told in metadata.items():
+        utf8_length(name + told)
 
 
 def _may_break_a_rule(text: str) -> bool:
