@@ -15,6 +15,7 @@ import fencepost
 from fencepost import (
     AsyncClient,
     AsyncRunHandle,
+    ChildFailed,
     EventKind,
     FailureKind,
     PermanentError,
@@ -323,3 +324,25 @@ async def test_a_timer_and_the_clock_of_a_run_are_those_of_its_events(server: In
         assert dt.datetime.fromisoformat(after) - dt.datetime.fromisoformat(before) >= dt.timedelta(milliseconds=30)
         times = {event.time for event in [event async for event in client.history(handle.run_id)]}
     assert dt.datetime.fromisoformat(after) in times
+
+
+dug: list[int] = []
+
+
+@workflow("burrow", compatibility_id="1")
+async def burrow(ctx: WorkflowContext, depth: int) -> str:
+    await ctx.run(dug.append, depth)
+    try:
+        return await ctx.child(burrow, depth + 1)
+    except ChildFailed as failed:
+        return f"{depth}: {failed.detail}"
+
+
+async def test_a_child_that_would_be_too_deep_fails_where_its_parent_awaits_it(server: InProcessServer) -> None:
+    dug.clear()
+    async with running(Worker(server.grpc_address, workflows=[burrow])), AsyncClient(server.grpc_address) as client:
+        told = await (await client.start_run(burrow, 0)).result(30)
+    assert told.startswith(
+        "32: the child could not be started: INVALID_REQUEST: more than 32 runs would be inside each"
+    )
+    assert dug == list(range(33)), "no step of them has run again"

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from fencepost import Event, EventKind, NondeterminismError, Workflow
+from fencepost import Event, EventKind, NondeterminismError, Workflow, WorkflowContext, workflow
 from fencepost.testing import AsyncEnvironment, HistoryUnreadable, Replayer
 from fencepost_server.cli.documents import event_document
 from tests.testing_kit import orders
@@ -160,6 +160,31 @@ async def test_a_run_that_failed_or_was_cancelled_is_replayed_to_its_end(env: As
     difference = r"op 8: history has nothing, code asks for child kit\.parcel"
     with pytest.raises(NondeterminismError, match=difference):
         Replayer(patient).replay(histories[failed.run_id], run_id=failed.run_id)
+
+
+@workflow("kit.refused", compatibility_id="1", input_schema={"type": "integer"})
+async def refused(ctx: WorkflowContext, number: Any) -> None:
+    await ctx.run(abs, number)
+    ctx.continue_as_new("no number")
+
+
+@workflow("kit.refused", compatibility_id="1", input_schema={"type": "integer"})
+async def not_continued(ctx: WorkflowContext, number: Any) -> None:
+    await ctx.run(abs, number)
+
+
+async def test_a_run_that_may_not_continue_as_new_with_what_it_wanted_to_is_replayed_to_its_end(
+    env: AsyncEnvironment,
+) -> None:
+    async with env.worker(workflows=[refused]):
+        handle = await env.client.start_run(refused, 1)
+        failure = (await handle.wait()).failure
+    assert failure is not None
+    assert failure.code == "INPUT_SCHEMA_MISMATCH"
+    events = [event async for event in handle.history()]
+    assert Replayer(refused).replay(events).failure is None, "it is the server that has refused it"
+    with pytest.raises(NondeterminismError, match="event 3: history has the run failed, code completes"):
+        Replayer(not_continued).replay(events)
 
 
 async def test_what_the_code_did_is_told_event_by_event_up_to_the_difference(

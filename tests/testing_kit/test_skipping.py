@@ -14,7 +14,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from fencepost import EventKind, OperationalError, RunFailed, RunState, ScheduleSpec, StepContext, step
+from fencepost import EventKind, OperationalError, RunFailed, RunState, ScheduleSpec, StepContext, WorkflowContext, step
+from fencepost import workflow as code_workflow
 from fencepost.testing import AsyncEnvironment, Stalled
 from fencepost_server.config import Config
 from fencepost_server.store import shifted_clock
@@ -234,6 +235,20 @@ async def test_a_run_that_nothing_moves_any_more_says_what_it_waits_for(start: S
             await env.run("wf")
         with pytest.raises(Stalled, match=r"run \S+ of waits is WAITING and waits for the signal approve"):
             await env.run("waits")
+
+
+async def test_whoever_waits_for_a_chain_is_told_what_its_last_run_waits_for(start: Start) -> None:
+    @code_workflow("chain", compatibility_id="1")
+    async def chain(ctx: WorkflowContext, left: int) -> None:
+        if left:
+            ctx.continue_as_new(left - 1)
+        await ctx.signal("approve")
+
+    async with start(patience=0.3) as env, env.worker(workflows=[chain]):
+        first = await env.client.start_run(chain, 2)
+        with pytest.raises(Stalled, match=r"run \S+ of chain is WAITING and waits for the signal approve") as stalled:
+            await env.result(first)
+    assert first.run_id not in str(stalled.value)
 
 
 async def test_whatever_takes_longer_than_the_patience_but_is_under_way_is_waited_for(start: Start) -> None:

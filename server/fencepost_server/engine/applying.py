@@ -48,12 +48,6 @@ async def apply(ctx: RunContext, task: TaskRow, advance: Advance) -> tuple[int, 
         if isinstance(merged, Answer):
             return merged
         attributes = merged
-    if any(isinstance(command, StartChild) for command in advance.commands) and (
-        ctx.control.depth + 1 > children.MAX_DEPTH
-    ):
-        return Answer(
-            Outcome.REFUSED, "INVALID_FRAME", f"more than {children.MAX_DEPTH} runs would be inside each other"
-        )
     opens = await _opens(ctx, advance)
     begun: dict[int, int] = {}
     seqs = []

@@ -7,12 +7,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from fencepost_server.domain.errors import FencepostError
+from fencepost_server.domain.errors import FencepostError, InvalidRequest
 from fencepost_server.domain.jsontext import parse
 from fencepost_server.domain.model import Failure, FailureKind, Payload, RunState
 from fencepost_server.domain.rows import Control
 from fencepost_server.engine.changes import Changes
-from fencepost_server.engine.children import answer_for_missing, never_started
+from fencepost_server.engine.children import MAX_DEPTH, answer_for_missing, never_started
 from fencepost_server.engine.fold import Act
 from fencepost_server.engine.operations import Deliver, MessageKind, Start
 from fencepost_server.store import batch, extras
@@ -85,6 +85,9 @@ async def _starts(session: Session, delivers: list[Deliver], changes: Changes) -
         if not parent or not payload or (_is_ending(state, parent[0][3]) and not done):
             changes.rows.add("insert_message", *answer_for_missing(deliver, never_started()))
             changes.messages = True
+            continue
+        if body["depth"] > MAX_DEPTH:  # of a code run; a graph's node has failed before it comes so far
+            refuse(deliver, InvalidRequest(f"more than {MAX_DEPTH} runs would be inside each other"), changes)
             continue
         json_text, binary, metadata = payload[0]
         value = Payload(json_text, None if binary is None else bytes(binary), metadata)

@@ -133,6 +133,7 @@ def test_an_option_of_a_wrong_type_is_refused_at_the_call_and_named(ask: Any, fa
         (lambda ctx: ctx.signal(""), f"'' is no name of a signal: {NAME}"),
         (lambda ctx: ctx.set_attributes({"a b": "x"}), f"attributes: 'a b' is not a name: {NAME}, and these have"),
         (lambda ctx: ctx.set_attributes({"a": "x" * 201}), "attributes: a: a value has at most 200 characters, and no"),
+        (lambda ctx: ctx.set_attributes({"b": "x\ud800"}), "attributes: b: a value has at most 200 characters, and no"),
         (lambda ctx: ctx.set_attributes({f"a{n}": "x" for n in range(33)}), "attributes: there are 33, and a run has "),
         (lambda ctx: ctx.sleep(-1), "sleep: -1 is no length of time from 0 to 3650 days"),
     ],

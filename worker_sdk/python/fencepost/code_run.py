@@ -29,6 +29,7 @@ from fencepost.models import Failure, FailureKind
 from fencepost.op_book import OpBook, logger
 from fencepost.ops import ATTRIBUTES, LOCAL, LocalCall, Op
 from fencepost.outcomes import CancelIgnored, continue_as_new_of, failed_seq_of, failure_of_function, step_failed
+from fencepost.recordable import recordable
 from fencepost.v1 import run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost.watchdog import TurnInterrupted
@@ -476,7 +477,7 @@ class CodeRun:
 
     def _complete(self, value: object) -> None:
         try:
-            output = self.workflow.encode_output(value)
+            output = recordable(self.workflow.encode_output(value), given=value)
             if output.size > self._max_payload_bytes:
                 raise NotEncodable(f"{output.size} bytes, over the limit of {self._max_payload_bytes}")
         except NotEncodable as error:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from fencepost.codec import NULL, Value, encode
 from fencepost.errors import NotEncodable
 from fencepost.models import FailureKind
+from fencepost.recordable import recordable
 from fencepost.step_errors import CorrectiveError, OperationalError, PermanentError, StepError
 from fencepost.workflow_errors import OpFailed
 
@@ -115,7 +116,7 @@ def failed(error: BaseException, max_payload_bytes: int) -> Failed:
     feedback = None
     if isinstance(decisive, CorrectiveError | OpFailed) and decisive.feedback is not None:
         try:
-            feedback = encode(decisive.feedback)
+            feedback = recordable(encode(decisive.feedback), given=decisive.feedback)
             if feedback.size > max_payload_bytes:
                 raise NotEncodable(f"it is over the limit of {max_payload_bytes} bytes")
         except NotEncodable as fault:

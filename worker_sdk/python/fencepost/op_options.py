@@ -10,6 +10,7 @@ Caller: `workflow_context`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -35,6 +36,7 @@ from fencepost.steps import MAX_NAME
 
 _KNOWN = 2048
 _LABELS, _LABEL_NAME, _LABEL = 32, 100, 200
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _PARENT_ENDS = ("cancel", "terminate", "abandon")
 
 
@@ -65,8 +67,10 @@ def labels_of(attributes: Mapping[str, str | None]) -> dict[str, str]:
     for key, value in told.items():
         if not is_name(key) or len(key) > _LABEL_NAME:
             faults.append(ValueError(f"{key[:40]!r} is not a name: {NAME_RULE}, and these have at most {_LABEL_NAME}"))
-        if len(value) > _LABEL or "\0" in value:
-            faults.append(ValueError(f"{key[:40]}: a value has at most {_LABEL} characters, and no NUL"))
+        if len(value) > _LABEL or _NO_TEXT.search(value):
+            faults.append(
+                ValueError(f"{key[:40]}: a value has at most {_LABEL} characters, and no NUL or lone surrogate")
+            )
     raise_all("attributes", faults)
     return told
 

@@ -25,6 +25,7 @@ from fencepost.errors import NotEncodable
 from fencepost.failure import NOTHING, Completed, Failed
 from fencepost.lease import Lease, clock
 from fencepost.policies import DEFAULT_RETRY, Retry, duration_text
+from fencepost.recordable import recordable
 
 if TYPE_CHECKING:
     from fencepost.local_functions import LocalFunction
@@ -256,7 +257,7 @@ class LocalCall:
         """Make an outcome of what the function returned. Raises NotEncodable."""
         if output is None:
             return NOTHING
-        value = self._call.local.encode(output)
+        value = recordable(self._call.local.encode(output), given=output)
         size, room = value.size, self.max_output_bytes
         if size > max_payload_bytes:
             raise NotEncodable(f"{size} bytes, over the limit of {max_payload_bytes}: return a reference instead")

@@ -38,6 +38,7 @@ from fencepost.ops import (
     own,
 )
 from fencepost.policies import Retry, Seconds, UndoBy, seconds_in
+from fencepost.recordable import recordable
 from fencepost.steps import Step
 from fencepost.workflow import Workflow
 from fencepost.workflow_errors import ContinueAsNew
@@ -125,7 +126,7 @@ class WorkflowContext:
             op.call = Call(function_of(fn), local, args, retry, seconds, self._user_id, self._workflow.workflow_id)
             if undo is not None:
                 op.options = options
-                op.input = self._encoded(_input_of(fn, args))
+                op.input = self._encoded(_input_of(fn, args), args[0] if args else None)
             self._book.to_begin[op.number] = op
         return self._book.handle(op, local.codec)
 
@@ -221,7 +222,7 @@ class WorkflowContext:
         name = name_of("handler", handler)
         options = step_options(name, queue, timeout, lease, queue_timeout, total_timeout, retry, undo)
         op = self._book.new_op(STEP, name)
-        return self._asked(op, self._encoded(value), options, codec)
+        return self._asked(op, self._encoded(value, input), options, codec)
 
     @overload
     def child(
@@ -279,7 +280,7 @@ class WorkflowContext:
         name = name_of("workflow", workflow)
         options = child_options(name, on_parent_end, undo)
         op = self._book.new_op(CHILD, name)
-        return self._asked(op, self._encoded(value), options, codec)
+        return self._asked(op, self._encoded(value, input), options, codec)
 
     def _asked(self, op: Op | None, value: Value, options: str, codec: Codec[Any]) -> Handle[Any]:
         if op is not None:
@@ -289,8 +290,9 @@ class WorkflowContext:
             self._book.ask(op)
         return self._book.handle(op, codec)
 
-    def _encoded(self, value: Value) -> Value:
-        size = value.size
+    def _encoded(self, value: Value, given: object) -> Value:
+        """The payload that was made of ``given``, if it can be recorded. Raises NotEncodable."""
+        size = recordable(value, given=given).size
         if size > self._max_payload_bytes:
             raise NotEncodable(f"{size} bytes, over the limit of {self._max_payload_bytes}: give a reference instead")
         return value
@@ -400,7 +402,7 @@ class WorkflowContext:
         """End this run and go on in a new one, with a history of its own. Signals that nobody has taken, keys and what
         can be undone move along; ops that are open are cancelled.
         """
-        raise ContinueAsNew(self._encoded(self._workflow.encode_input(input)))
+        raise ContinueAsNew(self._encoded(self._workflow.encode_input(input), input))
 
     def set_attributes(self, attributes: Mapping[str, str | None]) -> None:
         """Label the run, beside and in place of the labels that it has; None or an empty text takes one away."""
@@ -432,7 +434,8 @@ class WorkflowContext:
 
     def answer(self, name: str, payload: Value) -> Value:
         """Answer a query."""
-        return self._encoded(self._answers.answer(name, payload))
+        value = self._answers.answer(name, payload)
+        return self._encoded(value, value)
 
     @property
     def replaying(self) -> bool:

