@@ -343,8 +343,8 @@ async def test_a_backfill_starts_what_has_no_run_and_a_repeat_changes_nothing(ap
     await create(api, spec("* * * * *"))
     end = (await now(dsn)).replace(second=0) - 10 * MINUTE
     begin = end - 10 * MINUTE
-    await move(dsn, end - MINUTE)
     await execute(dsn, "update schedule set spec = jsonb_set(spec::jsonb, '{catch_up}', '3600000000')::json")
+    await move(dsn, end - MINUTE)
     fired = (await until(api, started_runs=1)).last_run_id
     await stub(api).PauseSchedule(pb.PauseScheduleRequest(schedule_id="s"), timeout=DEADLINE)
     first = await backfill(api, begin, end)
