@@ -28,6 +28,7 @@ from tests.fixtures.manifests import manifest
 from tests.fixtures.processes import Process
 from tests.fixtures.waiting import wait_until
 
+FREE = ("--grpc-port", "0", "--http-port", "0")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has another user for PostgreSQL")
 
 
@@ -37,7 +38,7 @@ class Dev(Process):
     def __init__(self, folder: Path, log: Path, *arguments: str) -> None:
         self.folder = folder
         self.address = ""
-        ports = ("--grpc-port", "0", "--http-port", "0", "--log-format", "json")
+        ports = (*FREE, "--log-format", "json")
         super().__init__([str(PROGRAM), "dev", "--data-dir", str(folder), *ports, *arguments], log)
 
     def wait_serving(self) -> Dev:
@@ -205,7 +206,7 @@ def test_a_postgres_that_an_earlier_dev_left_is_ended_and_a_foreign_one_is_not(f
 def test_a_second_dev_on_the_folder_says_who_has_it(folder: Path) -> None:
     with EmbeddedPostgres(folder) as server:
         server.note(address="127.0.0.1:7654")
-        refused = run("dev", "--data-dir", str(folder))
+        refused = run("dev", *FREE, "--data-dir", str(folder))
     assert refused.code == 1
     assert refused.error == (
         f"fencepost: {folder} is in use by another `fencepost dev` (pid {os.getpid()}), "
@@ -236,8 +237,7 @@ def test_a_postgres_that_ends_by_itself_ends_the_rest(dev: Callable[..., Dev]) -
 
 
 def test_people_are_told_how_to_go_on(folder: Path, tmp_path: Path, adopt: Callable[[Process], None]) -> None:
-    ports = ("--grpc-port", "0", "--http-port", "0")
-    process = Process([str(PROGRAM), "dev", "--data-dir", str(folder), *ports], tmp_path / "dev.log")
+    process = Process([str(PROGRAM), "dev", "--data-dir", str(folder), *FREE], tmp_path / "dev.log")
     adopt(process)
     process.start()
     process.wait_logged("runs list")
@@ -264,7 +264,7 @@ def test_for_root_postgres_owns_its_data_only_and_no_folder_is_opened(dev: Calla
 @as_root
 def test_for_root_a_folder_below_a_private_one_is_refused_and_stays_private(folder: Path) -> None:
     folder.mkdir(mode=0o700)
-    result = run("dev", "--data-dir", str(folder / "sub" / "data"))
+    result = run("dev", *FREE, "--data-dir", str(folder / "sub" / "data"))
     assert result.code == 1
     assert f"the user nobody can't enter {folder}" in result.error
     assert "/var/lib/fencepost" in result.error
@@ -313,7 +313,7 @@ def test_for_root_programs_are_copied_elsewhere_if_they_can_not_be_in_such_a_pat
 def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(folder: Path) -> None:
     folder.mkdir()
     (folder / "thesis.txt").write_text("mine")
-    result = run("dev", "--data-dir", str(folder))
+    result = run("dev", *FREE, "--data-dir", str(folder))
     assert result.code == 1
     assert "is neither empty nor a folder of `fencepost dev`" in result.error
     assert [entry.name for entry in folder.iterdir()] == ["thesis.txt"]
@@ -325,7 +325,7 @@ def test_data_of_another_postgres_release_is_refused(folder: Path) -> None:
     (folder / "data" / "PG_VERSION").write_text("14\n")
     if os.geteuid() == 0:
         shutil.chown(folder / "data", "nobody")
-    assert "is of PostgreSQL 14" in run("dev", "--data-dir", str(folder)).error
+    assert "is of PostgreSQL 14" in run("dev", *FREE, "--data-dir", str(folder)).error
 
 
 def test_a_path_too_long_for_a_socket_gets_a_private_one_elsewhere(folder: Path) -> None:

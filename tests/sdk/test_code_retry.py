@@ -170,6 +170,25 @@ async def test_a_function_that_acted_on_the_failure_is_not_retried(server: InPro
     async with running(Worker(server.grpc_address, workflows=[flow])), AsyncClient(server.grpc_address) as client:
         run_id = (await client.start_run("acting")).run_id
         await failed(client, run_id, "ILL")
-        with pytest.raises(IllegalTransition, match="went on after the failure"):
+        with pytest.raises(IllegalTransition, match="went on after the failure that it ended with: start"):
             await client.retry_run(run_id)
         assert (await client.get_run(run_id)).state is RunState.FAILED
+
+
+async def test_a_function_that_ended_with_the_failure_of_a_child_is_not_retried(server: InProcessServer) -> None:
+    ward = Ward()
+
+    @workflow("ill-child", compatibility_id="1")
+    async def child(ctx: WorkflowContext) -> None:
+        await ctx.run(ward.fail, "it")
+
+    @workflow("parent", compatibility_id="1")
+    async def parent(ctx: WorkflowContext) -> None:
+        await ctx.child(child)
+
+    worker = Worker(server.grpc_address, workflows=[parent, child])
+    async with running(worker), AsyncClient(server.grpc_address) as client:
+        run_id = (await client.start_run("parent")).run_id
+        await failed(client, run_id, "CHILD_FAILED")
+        with pytest.raises(IllegalTransition, match="ended with the failure of a child, which is not tried again"):
+            await client.retry_run(run_id)

@@ -45,23 +45,25 @@ async def test_a_stream_that_does_not_begin_with_hello_is_ended(
     greeting = RawWorker(server.grpc_address)
     hello = greeting.hello()
     await greeting.close()
-    beginnings: list[Any] = [
-        pb.Heartbeat(),
-        pb.Complete(),
-        pb.Fail(),
-        pb.Release(),
-        pb.Capacity(capacity=1),
-        pb.Goodbye(),
-        pb.Pong(),
-        b"\xff",
-        b"",
-        pb.SessionRequest(frame_id=2, hello=hello),
-        pb.SessionRequest(frame_id=0, hello=hello),
-        pb.SessionRequest(frame_id=1),
+    beginnings: list[tuple[Any, str]] = [
+        (pb.Heartbeat(), "Heartbeat with frame_id 1"),
+        (pb.Complete(), "Complete with frame_id 1"),
+        (pb.Fail(), "Fail with frame_id 1"),
+        (pb.Release(), "Release with frame_id 1"),
+        (pb.Capacity(capacity=1), "Capacity with frame_id 1"),
+        (pb.Goodbye(), "Goodbye with frame_id 1"),
+        (pb.Pong(), "Pong with frame_id 1"),
+        (pb.QueryResult(), "QueryResult with frame_id 1"),
+        (b"\xff", "bytes that are no frame"),
+        (b"", "no content with frame_id 0"),
+        (pb.SessionRequest(frame_id=2, hello=hello), "Hello with frame_id 2"),
+        (pb.SessionRequest(frame_id=0, hello=hello), "Hello with frame_id 0"),
+        (pb.SessionRequest(frame_id=1), "no content with frame_id 1"),
     ]
-    for beginning in beginnings:
+    for beginning, came in beginnings:
         error = await ended_by(connect_worker, server.grpc_address, beginning)
         assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "HELLO_REQUIRED"), beginning
+        assert error.message == f"the first frame must be Hello with frame_id 1, not {came}"
     silent = await connect_worker(server.grpc_address, hello=False)
     await silent.half_close()
     assert (await end_of(silent)).reason == "HELLO_REQUIRED"

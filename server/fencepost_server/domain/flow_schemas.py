@@ -107,7 +107,9 @@ class _Matcher:
             alone = len(given) == 1 and not one.composed and one.path not in self._met
             self._met.add(one.path)
             reason = mismatch(one.schema, taken, self._budget) if alone else self._reason(one.schema, taken)
-            if reason is not None:
+            if reason is not None and one.schema is None and not one.composed:
+                self._faults.add(path, f"does not take {one.what}: may be anything ({one.path} is not set)")
+            elif reason is not None:
                 self._faults.add(path, f"does not take {one.what} ({one.path}): {reason}")
 
     def _through_node(self, node: Node, path: str, given: _Flow) -> _Flow:

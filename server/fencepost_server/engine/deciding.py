@@ -86,7 +86,9 @@ async def cannot_try_again(ctx: RunContext) -> FencepostError | None:
     if kind is not None and not acted and decider.failed_seq > decider.seen_seq:
         return None
     return IllegalTransition(
-        "the function went on after the failure that it ended with, or that was a child's: start a new run",
+        "the function ended with the failure of a child, which is not tried again: start a new run"
+        if type_ == EventType.CHILD_ENDED
+        else "the function went on after the failure that it ended with: start a new run",
         metadata={"state": ctx.state.name, "event": "RETRY"},
     )
 

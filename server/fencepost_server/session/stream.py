@@ -176,7 +176,7 @@ class WorkerStreams:
         if size > self._config.max_frame_bytes:
             raise FrameTooLarge(f"Hello has {size} bytes, more than {self._config.max_frame_bytes}")
         if message is None or message.WhichOneof("frame") != "hello" or message.frame_id != 1:
-            raise HelloRequired("the first frame must be Hello with frame_id 1")
+            raise HelloRequired(f"the first frame must be Hello with frame_id 1, not {_came(message)}")
         return greet(message.hello, self._config)
 
     async def _welcome(self, session: Session, greeting: Greeting) -> None:
@@ -299,6 +299,14 @@ class _Stream:
             intervals = self.session.tick()
             if 0 < self._config.session_max_age < time.monotonic() - born:
                 self.session.drain("the session is old: reconnect to spread the load", self._config.shutdown_grace)
+
+
+def _came(first: pb.SessionRequest | None) -> str:
+    """What the first frame was, for whoever writes a worker: a misspelt field is unset, and says nothing else."""
+    if first is None:
+        return "bytes that are no frame"
+    kind = first.WhichOneof("frame")
+    return f"{'no content' if kind is None else kind.title().replace('_', '')} with frame_id {first.frame_id}"
 
 
 def _sides(session: Session) -> list[WorkerSession]:

@@ -172,7 +172,7 @@ STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "num
         ),
         (
             manifest(node(input_schema=STRING)),
-            [("/sequence/0/input_schema", "the input of the workflow (/input_schema): may be anything")],
+            [("/sequence/0/input_schema", "the input of the workflow: may be anything (/input_schema is not set)")],
         ),
         (
             manifest(node(output_schema=INTEGER), node(id="b", input_schema=STRING)),
@@ -180,7 +180,7 @@ STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "num
         ),
         (
             manifest(node(), node(id="b", input_schema=STRING)),
-            [("/sequence/1/input_schema", "the output of a (/sequence/0/output_schema): may be anything")],
+            [("/sequence/1/input_schema", "the output of a: may be anything (/sequence/0/output_schema is not set)")],
         ),
         (
             manifest(node(output_schema=NUMBER), output_schema=INTEGER),

@@ -120,7 +120,10 @@ def test_what_fits_is_accepted(value: object) -> None:
         ),
         (
             manifest(SIGNAL, step("b", STRING)),
-            [("/sequence/1/input_schema", "the payload of the signal of g (/sequence/0/output_schema): may be any")],
+            [(
+                "/sequence/1/input_schema",
+                "the payload of the signal of g: may be anything (/sequence/0/output_schema is not set)",
+            )],
         ),
         (
             manifest(child(STRING, INTEGER), step("b", STRING), input_schema=INTEGER),
@@ -178,8 +181,14 @@ def test_what_fits_is_accepted(value: object) -> None:
         (
             manifest(choose([step("x", gives=STRING)], otherwise=[step("y", INTEGER)]), output_schema=STRING),
             [
-                ("/sequence/0/choose/1/otherwise/0/input_schema", "the input of the workflow (/input_schema): may be"),
-                ("/output_schema", "the output of y (/sequence/0/choose/1/otherwise/0/output_schema): may be anything"),
+                (
+                    "/sequence/0/choose/1/otherwise/0/input_schema",
+                    "the input of the workflow: may be anything (/input_schema is not set)",
+                ),
+                (
+                    "/output_schema",
+                    "the output of y: may be anything (/sequence/0/choose/1/otherwise/0/output_schema is not set)",
+                ),
             ],
         ),
     ],

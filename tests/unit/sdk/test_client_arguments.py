@@ -12,7 +12,7 @@ import pytest_asyncio
 from fencepost import AsyncClient, Client, RunState, StartRun, WorkflowContext, step, workflow
 from fencepost.v1 import run_pb2
 from fencepost.v1 import run_service_pb2 as runs
-from tests.unit.sdk.answering import BATCH, LIST, START, Server
+from tests.unit.sdk.answering import BATCH, LIST, START, WAIT, Server
 
 
 @step("mail.send")
@@ -101,6 +101,30 @@ async def test_a_list_that_can_not_be_right(
         list(alone.list_runs(**arguments))
     with pytest.raises(TypeError, match=said):
         await anext(async_client.list_runs(**arguments))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (tick, "not <Workflow tick compatibility_id=1 queue=default>: its manifest is its .manifest"),
+        (None, "a manifest is a text, the path of a file, or a dict, not None$"),
+        (b"id: order", "not b'id: order'$"),
+    ],
+)
+async def test_what_is_no_manifest(alone: Client, async_client: AsyncClient, given: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        alone.register_definition(given)
+    with pytest.raises(TypeError, match=said):
+        await async_client.validate_definition(given)
+
+
+def test_a_time_limit_is_told_as_people_write_it(alone: Client, server: Server, client: Client) -> None:
+    with pytest.raises(TimeoutError, match=r"within 0\.0123457 s: "):
+        alone.wait_run("r1", timeout=0.0123456789)
+    asked = server.ask(client.wait_run, "r1", 0.0000123456789)  # it is over when the answer comes
+    server.answer(WAIT, runs.WaitRunResponse(run=run_pb2.Run(run_id="r1", state=run_pb2.RUN_STATE_WAITING)))
+    with pytest.raises(TimeoutError, match=r"has not ended within 1\.23457e-05 s; it is WAITING"):
+        asked.result(5)
 
 
 @pytest.mark.parametrize(

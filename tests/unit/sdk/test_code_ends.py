@@ -149,6 +149,38 @@ def test_kinds_survive_wrapping_and_children() -> None:
     assert told.message == "no invoice (because of ChildFailed: child invoice: BUSY: printer)"
 
 
+def test_a_failure_that_is_let_through_says_its_code_once() -> None:
+    async def calls(ctx: WorkflowContext) -> None:
+        await ctx.call("charge")
+
+    async def has_a_child(ctx: WorkflowContext) -> None:
+        await ctx.child("invoice")
+
+    async def waits(ctx: WorkflowContext) -> None:
+        await ctx.signal("go", timeout=1)
+
+    told = []
+    for function in (calls, has_a_child, waits):
+        decider = decided(workflow("w", compatibility_id="1")(function))
+        story = decider.story
+        if function is calls:
+            story.fail(story.first("step"), "DECLINED")
+        elif function is has_a_child:
+            message = "child run 7 is FAILED: BUSY: later"
+            failure = run_pb2.Failure(kind=OPERATIONAL, code="CHILD_FAILED", message=message)
+            story.end_child(story.first("child"), failure=failure)
+        else:
+            story.fire(story.first("wait"))
+        decider.go()
+        assert story.failure is not None
+        told.append((story.failure.code, story.failure.message))
+    assert told == [
+        ("DECLINED", "step charge: it did not work"),
+        ("CHILD_FAILED", "child invoice: child run 7 is FAILED: BUSY: later"),
+        ("SIGNAL_TIMEOUT", "signal go: no signal 'go' came in 1 s"),
+    ]
+
+
 def test_an_end_that_was_refused_is_sent_again() -> None:
     @workflow("w", compatibility_id="1")
     async def function(ctx: WorkflowContext) -> int:

@@ -222,6 +222,21 @@ def test_what_does_not_fit_its_type_says_of_what_it_is() -> None:
     replayed(function, decider.story)
 
 
+def test_a_type_that_is_said_counts_more_than_that_of_the_step_or_of_the_child() -> None:
+    @workflow("w", compatibility_id="1")
+    async def function(ctx: WorkflowContext) -> list[str]:
+        stepped, gone = ctx.call(a_step, 1, type=Decimal), ctx.child(a_child, 1, type=Decimal)
+        times: list[Decimal] = [2 * await stepped, 2 * await gone]  # for mypy too
+        return [repr(value) for value in times]
+
+    decider = decided(function)
+    decider.story.complete(decider.story.first("step"), 1)
+    decider.story.end_child(decider.story.first("child"), 2)
+    decider.go()
+    assert output_of(decider) == ["Decimal('2')", "Decimal('4')"]
+    replayed(function, decider.story)
+
+
 def test_an_input_that_does_not_fit_says_that_it_is_the_input() -> None:
     failure = decided(a_child, "text").story.failure
     assert failure is not None

@@ -216,12 +216,12 @@ class RunRequests(Asker):
             except Unavailable as error:
                 if end is None:
                     raise
-                raise TimeoutError(f"run {run_id} was not seen to end within {timeout} s: {error}") from error
+                raise TimeoutError(f"run {run_id} was not seen to end within {timeout:g} s: {error}") from error
             if response.ended:
                 return run_of(response.run)
             if end is not None and time.monotonic() >= end:
                 state = run_of(response.run).state
-                raise TimeoutError(f"run {run_id} has not ended within {timeout} s; it is {state}")
+                raise TimeoutError(f"run {run_id} has not ended within {timeout:g} s; it is {state}")
 
     def result(self, run_id: str, timeout: float | None, result_type: Any) -> Plan[Any]:
         """Wait for a run's output. Raises RunNotCompleted, TimeoutError, NotDecodable."""

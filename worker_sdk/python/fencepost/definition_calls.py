@@ -68,11 +68,14 @@ class DefinitionRequests(Asker):
         return Removal(definition_of(response.definition), response.remaining_runs)
 
 
-def _manifest(manifest: Manifest) -> dict[str, str]:
+def _manifest(manifest: object) -> dict[str, str]:
     """The field of a manifest's request.
 
-    Raises OSError or UnicodeDecodeError for a file that can't be read.
+    Raises OSError or UnicodeDecodeError for a file that can't be read, TypeError for what is no manifest.
     """
+    if not isinstance(manifest, str | Path | dict):
+        hint = ": its manifest is its .manifest" if hasattr(manifest, "manifest") else ""
+        raise TypeError(f"a manifest is a text, the path of a file, or a dict, not {manifest!r}{hint}")
     if isinstance(manifest, dict):
         return {"json": encode(manifest).json or "null"}
     if isinstance(manifest, Path) or ("\n" not in manifest and manifest.endswith(_SUFFIXES)):

@@ -111,7 +111,9 @@ def failed(error: BaseException, max_payload_bytes: int) -> Failed:
         name = type(error).__name__
         return Failed(FailureKind.OPERATIONAL, clean(name, MAX_CODE), clean(_told(error) or name), unexpected=True)
     message = text_of(error)
-    if decisive is not error:
+    if isinstance(error, OpFailed):
+        message = f"{error.what}: {error.detail}"  # its code stands beside it
+    elif decisive is not error:
         message = f"{message} (because of {type(decisive).__name__}: {text_of(decisive)})"
     feedback = None
     if isinstance(decisive, CorrectiveError | OpFailed) and decisive.feedback is not None:

@@ -163,7 +163,7 @@ class WorkflowContext:
     @overload
     def call(
         self,
-        handler: str,
+        handler: str | Step[..., Any],
         input: Any = None,
         *,
         type: type[T],
@@ -237,7 +237,7 @@ class WorkflowContext:
     @overload
     def child(
         self,
-        workflow: str,
+        workflow: str | Workflow[..., Any],
         input: Any = None,
         *,
         type: type[T],
