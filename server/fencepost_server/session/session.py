@@ -86,6 +86,7 @@ class Session:
         self._open = True
         self._leaving = False
         self._drained = False
+        self._said_goodbye = False
         self._last_frame = 1
         self._tasks_number = 0
         self._heard: set[Key] = set()
@@ -347,9 +348,10 @@ class Session:
 
     def _goodbye(self, frame_id: int) -> None:
         """The first is answered behind the tasks that are on their way: the worker may close once it has read it."""
-        if self._leaving:
+        if self._said_goodbye:
             self._acknowledge(frame_id)
         else:
+            self._said_goodbye = True
             self.leave()
             self.outbox.push_behind(ack_message(frame_id).SerializeToString())
 

@@ -44,6 +44,19 @@ def test_only_tasks_that_were_not_written_go_back_whatever_else_was_still_to_be_
     assert undelivered(desk) == [leased(2).run_id]
 
 
+@pytest.mark.parametrize("drained", [False, True], ids=["by-itself", "as-it-was-asked"])
+def test_the_answer_to_goodbye_comes_behind_the_tasks_that_are_on_their_way(drained: bool) -> None:
+    """A worker that holds nothing closes once it has read it, and what came later would run out on it."""
+    session = new_session(10)
+    session.settle((), [leased(1)])
+    if drained:
+        session.drain("the server is shutting down", 30.0)
+    goodbye = pb.SessionRequest(frame_id=2, goodbye=pb.Goodbye())
+    session.receive(goodbye, goodbye.ByteSize())
+    told = [message.WhichOneof("frame") for message in taken(session)]
+    assert told == ["drain"] * drained + ["tasks", "ack"]
+
+
 def test_a_stream_that_wrote_everything_or_had_nothing_to_write_gives_nothing_back() -> None:
     desk = Desk()
     new_session(10, desk).close()
