@@ -84,8 +84,8 @@ class Engine:
         self.sweeper = Sweeper(config, self.database, self.report)
         self.closer = Closer(config, self.database, self.sweeper.due_by)
         self.reconciler = Reconciler(self.database, self.dispatcher, self.report)
-        self.timers = Timers(config, self.database, self._spread)
-        self.outbox = Outbox(config, self.database, self._spread)
+        self.timers = Timers(config, self.database, self._found)
+        self.outbox = Outbox(config, self.database, self._found)
         self.notifier = Notifier(config, self.database, self.server_id)
         self.firing = Firing(config, self.database, self.start_run, self.submit)
         self.listener = Listener(config, self.server_id, self.dispatcher.hint, self._ended, self._stop, self._news)
@@ -191,13 +191,17 @@ class Engine:
         """Queue reports on tasks. Their sessions are told after the commit."""
         self._spread(reports)
 
-    def _spread(self, operations: Sequence[Report | Fire | Deliver]) -> None:
+    def _found(self, operations: Sequence[Fire | Deliver]) -> None:
+        """Queue what the loops have found to do."""
+        self._spread(operations, of_loop=True)
+
+    def _spread(self, operations: Sequence[Report | Fire | Deliver], *, of_loop: bool = False) -> None:
         """Queue what workers and loops bring, each in the lane of its run."""
         by_lane: dict[int, list[Operation]] = {}
         for operation in operations:
             by_lane.setdefault(zlib.crc32(operation.run_id.encode()) % len(self.lanes), []).append(operation)
         for lane, some in by_lane.items():
-            self.lanes[lane].submit(some)
+            self.lanes[lane].submit(some, of_loop=of_loop)
 
     async def open_session(
         self, row: SessionRow, previous: Sequence[str], held: Sequence[Ref]

@@ -70,6 +70,7 @@ class Lane(Generic[Op]):
         self._config = config
         self._work = work
         self._waiting: deque[Op] = deque()
+        self._of_loops: deque[Op] = deque()
         self._delayed = 0
         self._taken = 0
         self._called = 0
@@ -94,8 +95,9 @@ class Lane(Generic[Op]):
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        while self._waiting:
-            self._waiting.popleft().give_up(unavailable())
+        for line in (self._waiting, self._of_loops):
+            while line:
+                line.popleft().give_up(unavailable())
         self._disconnect()
 
     async def drain(self) -> None:
@@ -105,17 +107,18 @@ class Lane(Generic[Op]):
     @property
     def depth(self) -> int:
         """Operations that wait."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._of_loops)
 
-    def submit(self, operations: Iterable[Op]) -> None:
-        """Queue operations of workers, whose number is bounded by max_client_ops, and of loops, which are given up at
-        their deadline and found again.
+    def submit(self, operations: Iterable[Op], *, of_loop: bool = False) -> None:
+        """Queue operations of workers, whose number is bounded by max_client_ops, or those of a loop, which are given
+        up at their deadline and found again: these wait in a line of their own.
         """
         deadline = time.monotonic() + self._config.operation_timeout
+        line = self._of_loops if of_loop else self._waiting
         for operation in operations:
             operation.deadline = deadline
-            self._waiting.append(operation)
-        if self._waiting:
+            line.append(operation)
+        if line:
             self._idle.clear()
             self._wake.set()
 
@@ -129,7 +132,7 @@ class Lane(Generic[Op]):
     async def _run(self) -> None:
         # The flag, because a cancel can get lost in a transaction (see engine.loops).
         while not self._stopping:
-            if not self._waiting:
+            if not self.depth:
                 if not self._delayed:
                     self._idle.set()
                 self._wake.clear()
@@ -144,11 +147,11 @@ class Lane(Generic[Op]):
         few come, and so on: at 64 callers two a transaction.
         """
         for _ in range(_MOMENTS):
-            waiting = len(self._waiting)
+            waiting = self.depth
             if self._called < waiting or waiting + self._taken < _SEVERAL or waiting >= _TAKEN_WHOLE:
                 break
             await asyncio.sleep(_MOMENT)
-            if len(self._waiting) == waiting:
+            if self.depth == waiting:
                 break
 
     def _take(self) -> list[Op]:
@@ -156,16 +159,23 @@ class Lane(Generic[Op]):
 
         If much is under way, half of it: while one half is here, the workers and this server's other parts have the
         other one to work on. Taken all at once it would go round in one lump, and each in turn would wait for it.
+
+        Of the two lines in turn: loops may bring very much at once, of which many transactions are made.
         """
         batch: list[Op] = []
         size = 0
-        under_way = len(self._waiting) + self._taken
+        under_way = self.depth + self._taken
         most = min(self._config.lane_batch, max(_TAKEN_WHOLE, under_way // 2))
-        while self._waiting and len(batch) < most:
-            size += self._waiting[0].size
+        line, other = self._waiting, self._of_loops
+        while (line or other) and len(batch) < most:
+            if not line:
+                line, other = other, line
+            size += line[0].size
             if batch and size > self._config.lane_batch_bytes:
                 break
-            batch.append(self._waiting.popleft())
+            batch.append(line.popleft())
+            if other:
+                line, other = other, line
         self._taken = len(batch)
         self._called = max(0, self._called - len(batch))
         return batch
@@ -270,6 +280,7 @@ class Lane(Generic[Op]):
     def _drop_expired(self) -> None:
         """While the database is away, what waits behind the batch runs out too."""
         self._waiting = deque(self._still_wanted(list(self._waiting)))
+        self._of_loops = deque(self._still_wanted(list(self._of_loops)))
 
     def _give_up(self, batch: list[Op], error: DatabaseUnavailable) -> None:
         for operation in batch:
