@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from fencepost_server.domain.code import op_node
-from fencepost_server.domain.model import EventType, Outcome, Payload, TaskKind, TaskRow, TimerKind
+from fencepost_server.domain.model import EventType, Failure, FailureKind, Payload, TaskKind, TaskRow, TimerKind
 from fencepost_server.domain.nodes import ChildNode
 from fencepost_server.domain.ops import (
     Advance,
@@ -28,24 +28,22 @@ from fencepost_server.domain.ops import (
     StartTimer,
 )
 from fencepost_server.domain.rows import TOP, ChildRow, TaskExtra, UndoRow
-from fencepost_server.domain.violation import Violation
 from fencepost_server.engine import children, ending, offering, steps, undoing
 from fencepost_server.engine.context import RunContext, Value
 from fencepost_server.engine.local_steps import detail_of
-from fencepost_server.engine.operations import Answer
 
 _MAX_ATTRIBUTES = 32
 _GOES_ON = (AdvanceOutcome.CONTINUE, AdvanceOutcome.WAIT)
 
 
-async def apply(ctx: RunContext, task: TaskRow, advance: Advance) -> tuple[int, ...] | Answer:
-    """Do what an Advance asks for. Returns the number of each command's event; or why it is refused, and then nothing
-    is done.
+async def apply(ctx: RunContext, task: TaskRow, advance: Advance) -> tuple[int, ...] | Failure:
+    """Do what an Advance asks for. Returns the number of each command's event; or what no further try could mend, and
+    then nothing is done.
     """
     attributes: dict[str, str] = {}
     if any(isinstance(command, SetAttributes) for command in advance.commands):
         merged = await _merged(ctx, advance)
-        if isinstance(merged, Answer):
+        if isinstance(merged, Failure):
             return merged
         attributes = merged
     opens = await _opens(ctx, advance)
@@ -232,7 +230,7 @@ async def _cancel(ctx: RunContext, command: CancelOp, begun: dict[int, int], ope
     return seq
 
 
-async def _merged(ctx: RunContext, advance: Advance) -> dict[str, str] | Answer:
+async def _merged(ctx: RunContext, advance: Advance) -> dict[str, str] | Failure:
     """The attributes of the run after an Advance."""
     rows = await ctx.read("attributes", ctx.run.run_id)
     merged: dict[str, str] = json.loads(rows[0][0]) if rows and rows[0][0] else {}
@@ -241,6 +239,6 @@ async def _merged(ctx: RunContext, advance: Advance) -> dict[str, str] | Answer:
             merged.update(command.attributes)
             merged = {key: value for key, value in merged.items() if value}
     if len(merged) > _MAX_ATTRIBUTES:
-        fault = Violation("/attributes", f"a run has at most {_MAX_ATTRIBUTES} attributes")
-        return Answer(Outcome.REFUSED, "INVALID_FRAME", fault.message, (fault,))
+        message = f"the run would have {len(merged)} attributes; at most {_MAX_ATTRIBUTES} are accepted"
+        return Failure(FailureKind.PERMANENT, "DECIDER_FAILING", message)
     return merged
