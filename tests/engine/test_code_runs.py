@@ -25,7 +25,7 @@ from tests.engine.code import (
     timer,
 )
 from tests.engine.flows import PERMANENT, OpenScene, given, state_of, step, value_of, workflow
-from tests.engine.rows import fetch
+from tests.engine.rows import execute, fetch
 from tests.fixtures.api import DEADLINE, kinds
 from tests.fixtures.raw_worker import ALREADY_DONE, LEASE_LOST, OK, REFUSED
 from tests.fixtures.waiting import eventually
@@ -375,3 +375,18 @@ async def test_a_wait_that_has_met_its_signal_already_is_recorded_and_leaves_not
     found = await code.scene.api.get(run.task.task.run_id)
     assert list(found.open_waits) == []
     assert kinds(await code.scene.api.history(run.task.task.run_id)) == ["run_started", "signal_awaited"]
+
+
+async def test_what_a_function_waits_for_is_not_counted(code: Code) -> None:
+    """It may stop what has ended meanwhile: a count would go below what there is."""
+    run = await code.begin(timer(1, 3600), timer(2, 3600), signal(3, "go", 3600))
+    run_id = run.task.task.run_id
+    hurry = "update timer set fire_at = clock_timestamp() where run_id = %s and seq = %s"
+    for op, seq in enumerate((2, 3, 4), 1):
+        assert await execute(code.scene.dsn, hurry, [run_id, seq]) == 1
+        run = await code.again(run)
+        await run.advance(*([cancel(op, seq)] if op < 3 else []))
+    assert state_of(await code.scene.api.get(run_id)) == "WAITING"
+    assert await fetch(code.scene.dsn, "select control -> 'open_waits' from run where run_id = %s", [run_id]) == [
+        (None,)
+    ]

@@ -157,7 +157,6 @@ def _timer(ctx: RunContext, timer: StartTimer) -> int:
     fire_at = ctx.now + timedelta(seconds=timer.seconds)
     detail = {"op": timer.op, "delay": timer.seconds, "fire_at": fire_at.isoformat()}
     seq = ctx.event(EventType.TIMER_STARTED, detail=detail)
-    ctx.control.open_waits += 1
     ctx.start_timer(seq, TimerKind.SLEEP, fire_at, 0, TOP, Value(0, 0))
     return seq
 
@@ -171,9 +170,7 @@ def _await_signal(ctx: RunContext, wait: AwaitSignal) -> int:
         fire_at = ctx.now + timedelta(seconds=wait.seconds)
         detail["timeout_at"] = fire_at.isoformat()
     seq = ctx.event(EventType.SIGNAL_AWAITED, detail=detail)
-    control = ctx.control
-    control.open_waits += 1
-    control.extras = True
+    ctx.control.extras = True
     where = {"node": 0, "scope": 0, "item": 0, "timed": fire_at is not None, "seq": 0, "size": 0}
     ctx.changes.rows.add("insert_wait", ctx.run.run_id, seq, wait.name, json.dumps(where))
     if fire_at is not None:
@@ -185,7 +182,6 @@ def _end_wait(ctx: RunContext, seq: int) -> None:
     rows, run_id = ctx.changes.rows, ctx.run.run_id
     rows.add("end_wait", run_id, seq)
     rows.add("delete_timer", run_id, seq, TimerKind.SIGNAL_TIMEOUT)
-    ctx.control.open_waits = max(0, ctx.control.open_waits - 1)
 
 
 def _start_child(ctx: RunContext, child: StartChild) -> int:
@@ -208,7 +204,7 @@ async def _cancel(ctx: RunContext, command: CancelOp, begun: dict[int, int], ope
     seq = ctx.event(EventType.OP_CANCELLED, task_id=of_seq, detail={"op": command.op})
     if not of_seq:
         return seq
-    control, run_id = ctx.control, ctx.run.run_id
+    run_id = ctx.run.run_id
     if of_seq in begun.values():  # of this very Advance: it is not among what was read before
         for row in await ctx.read("open_task", run_id, of_seq):
             opens.steps[of_seq] = TaskRow(*row)
@@ -226,7 +222,6 @@ async def _cancel(ctx: RunContext, command: CancelOp, begun: dict[int, int], ope
     ctx.changes.rows.add("delete_timer", run_id, of_seq, TimerKind.SLEEP)
     ctx.changes.rows.add("delete_timer", run_id, of_seq, TimerKind.SIGNAL_TIMEOUT)
     ctx.changes.rows.add("end_wait", run_id, of_seq)
-    control.open_waits = max(0, control.open_waits - 1)
     return seq
 
 

@@ -366,9 +366,10 @@ async def _due(ctx: RunContext, timer: TimerRow) -> None:
     if not where.get("fired"):
         _fired(ctx, timer)
     if kind is TimerKind.SLEEP:
-        control.open_waits -= 1
         control.began = True
-        ctx.leave(where["node"], place, value)
+        if ctx.graph.code is None:  # else its function knows
+            control.open_waits -= 1
+            ctx.leave(where["node"], place, value)
     elif kind is TimerKind.START_DELAY:
         control.open_waits -= 1
         ctx.enter(0, TOP, value)
@@ -376,7 +377,6 @@ async def _due(ctx: RunContext, timer: TimerRow) -> None:
         await deciding.grace_over(ctx)
     elif kind is TimerKind.SIGNAL_TIMEOUT and ctx.graph.code is not None:
         ctx.changes.rows.add("end_wait", ctx.run.run_id, timer.seq)
-        control.open_waits -= 1
     elif kind is TimerKind.SIGNAL_TIMEOUT:
         node = ctx.graph.nodes[where["node"]]
         signal = node.node
