@@ -215,6 +215,7 @@ async def _cancel(ctx: RunContext, command: CancelOp, begun: dict[int, int], ope
         if extra.kind is TaskKind.STEP:  # no op has begun another one
             ctx.revoke(task, "RUN_CANCELLED")
             ending.step_over(ctx, ctx.node(0, extra.plan), seq, task, extra, keep=False)
+            await ending.no_more_parked(ctx, task)
         return seq
     if (child := opens.children.pop(of_seq, None)) is not None:
         children.cancel(ctx, child)
