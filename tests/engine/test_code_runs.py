@@ -25,7 +25,7 @@ from tests.engine.code import (
     timer,
 )
 from tests.engine.flows import PERMANENT, OpenScene, given, state_of, step, value_of, workflow
-from tests.engine.rows import fetch
+from tests.engine.rows import execute, fetch
 from tests.fixtures.api import DEADLINE, kinds
 from tests.fixtures.raw_worker import ALREADY_DONE, LEASE_LOST, OK, REFUSED
 from tests.fixtures.waiting import eventually
@@ -375,3 +375,41 @@ async def test_a_wait_that_has_met_its_signal_already_is_recorded_and_leaves_not
     found = await code.scene.api.get(run.task.task.run_id)
     assert list(found.open_waits) == []
     assert kinds(await code.scene.api.history(run.task.task.run_id)) == ["run_started", "signal_awaited"]
+
+
+async def test_what_a_function_waits_for_is_not_counted(code: Code) -> None:
+    """It may stop what has ended meanwhile: a count would go below what there is."""
+    run = await code.begin(timer(1, 3600), timer(2, 3600), signal(3, "go", 3600))
+    run_id = run.task.task.run_id
+    hurry = "update timer set fire_at = clock_timestamp() where run_id = %s and seq = %s"
+    for op, seq in enumerate((2, 3, 4), 1):
+        assert await execute(code.scene.dsn, hurry, [run_id, seq]) == 1
+        run = await code.again(run)
+        await run.advance(*([cancel(op, seq)] if op < 3 else []))
+    assert state_of(await code.scene.api.get(run_id)) == "WAITING"
+    assert await fetch(code.scene.dsn, "select control -> 'open_waits' from run where run_id = %s", [run_id]) == [
+        (None,)
+    ]
+
+
+@pytest.mark.parametrize("how", ["stopped", "timed out"])
+async def test_a_run_is_blocked_no_more_when_the_step_that_blocked_it_is_over(code: Code, how: str) -> None:
+    """A second one blocks it yet."""
+    options = {"retry": {"max_attempts": 1}, "total_timeout": "1h"}
+    run = await code.begin(call(1, "a", **options), call(2, "b", **options), timer(3, 3600))
+    run_id = run.task.task.run_id
+    for _ in range(2 * 4):  # three are free
+        await code.scene.worker.release(await code.scene.worker.task())
+    assert (await code.scene.until(run_id, "BLOCKED")).failure.code == "NOT_DELIVERED"
+    for op, seq in ((1, 2), (2, 3)):
+        if how == "stopped":
+            await code.scene.signal(run_id)
+            run = await code.again(run)
+            await run.advance(cancel(op, seq))
+        else:
+            due = "update timer set fire_at = clock_timestamp() where run_id = %s and seq = %s"
+            assert await execute(code.scene.dsn, due, [run_id, seq]) == 1
+            run = await code.again(run)
+            await run.wait()
+        found = await code.scene.api.get(run_id)
+        assert (state_of(found), found.failure.code) == [("BLOCKED", "NOT_DELIVERED"), ("WAITING", "")][op - 1]

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from datetime import datetime
 
 import grpc
+import pytest
 
+from fencepost_server.store import extras
+from fencepost_server.store.extras import Need
+from fencepost_server.store.pipeline import Session
 from tests.engine.flows import OpenScene, Scene, state_of, step, workflow
 from tests.engine.rows import count, fetch, holding
 from tests.fixtures.refusals import decode
@@ -60,6 +66,37 @@ async def test_a_run_that_is_retried_in_the_batch_in_which_it_fails_keeps_its_ke
     assert await scene.start(dedupe_key="k") == run_id, "it holds the key"
     await scene.do("a")
     await scene.output(run_id)
+
+
+async def test_a_key_whose_run_ends_while_a_retry_asks_for_it_is_the_retried_runs(
+    open_scene: OpenScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held when it was to be taken, and free when it was asked by whom: no run is named that holds it."""
+    scene, other = await open_scene(), await open_scene()
+    await other.worker.capacity(0)
+    await scene.api.register(workflow(step("a")))
+    run_id = await scene.start(dedupe_key="k")
+    await scene.fail(await scene.task("a"))
+    await scene.failure(run_id)
+    holder = await scene.start(dedupe_key="k")
+    a = await scene.task("a")
+    reached, go = asyncio.Event(), asyncio.Event()
+    read = extras.read
+
+    async def held(session: Session, needs: Sequence[Need], now: datetime) -> list[extras.Rows]:
+        if any(need.statement == "key_holder" for need in needs) and not reached.is_set():
+            reached.set()
+            await go.wait()
+        return await read(session, needs, now)
+
+    monkeypatch.setattr(extras, "read", held)
+    retrying = asyncio.create_task(_retry(other, run_id))
+    await asyncio.wait_for(reached.wait(), 30)
+    await scene.complete(a)
+    await scene.output(holder)
+    go.set()
+    assert await retrying == "RUNNING"
+    assert await fetch(scene.dsn, "select run_id::text from run_key where key = 'k'") == [(run_id,)]
 
 
 async def _failed_runs(scene: Scene) -> list[str]:

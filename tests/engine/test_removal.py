@@ -167,6 +167,28 @@ async def test_a_run_that_could_not_be_told_is_told_later_and_keeps_no_other_wai
     assert removal.key in remover._walks
 
 
+async def test_a_run_that_can_not_be_told_for_long_keeps_no_other_removal_waiting(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose row somebody holds: it is asked again and again, and those of other definitions are told once."""
+    await told.removed(1, before=1)
+    [(stuck,)] = await fetch(told.dsn, "select run_id::text from run")
+    await told.removed(2, before=5)
+    submit = told.submit
+
+    def failing(command: Command) -> None:
+        if command.run_id == stuck:
+            told.faults[stuck] = DatabaseUnavailable("its row is locked")
+        submit(command)
+
+    remover = told.remover()
+    monkeypatch.setattr(remover, "_submit", failing)
+    for _ in range(3):
+        assert await remover.run_once() == 1.0
+    others = [run_id for run_id in told.run_ids if run_id != stuck]
+    assert (len(others), len(set(others)), told.run_ids.count(stuck)) == (5, 5, 3)
+
+
 @pytest.mark.parametrize("answer", [RunNotFound("gone"), IllegalTransition("it has ended")])
 async def test_runs_that_have_ended_or_gone_meanwhile_are_told_no_more(told: Told, answer: FencepostError) -> None:
     await told.removed(before=5)

@@ -160,6 +160,20 @@ async def test_each_definition_says_how_long_its_runs_are_kept_and_the_server_fo
     assert await scene.left() == {plain[0], short[0], long[0], both[0]}
 
 
+@pytest.mark.parametrize("text", ['{"retention": "2 centuries"}', '{"retention": 5}', "[]", "no JSON"])
+async def test_a_definition_that_can_not_be_read_keeps_its_own_runs_and_no_others(
+    scene: Scene, api: Api, text: str
+) -> None:
+    """As when a newer release has registered it."""
+    await api.register(manifest(workflow_id="odd"))
+    await api.register(manifest())
+    await execute(scene.dsn, "update definition set manifest = %s where workflow_id = 'odd'", [text])
+    stays = await scene.runs(1, 11, workflow_id="odd")
+    await scene.runs(1, 11)
+    await turn(scene.retention())
+    assert await scene.left() == set(stays)
+
+
 async def test_a_run_that_is_retried_between_the_look_and_the_lock_stays(
     scene: Scene, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:

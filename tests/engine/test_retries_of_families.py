@@ -185,6 +185,71 @@ async def test_a_child_that_has_continued_is_found_although_most_of_its_chain_is
     assert len(await scene.events(run_id, "child_scheduled")) == 1
 
 
+async def half_deleted(scene: Scene, child_id: str) -> Retention:
+    """Let an ended child be too old, and its last events, that of its output among them, be gone."""
+    await eventually(lambda: nothing_on_its_way(scene), 30)
+    old = "update run set created_at = created_at - %(ago)s::interval, ended_at = ended_at - %(ago)s::interval"
+    await execute(scene.dsn, old + " where run_id = %(run_id)s", {"ago": "9 d", "run_id": child_id})
+    engine = scene.server.app.engine
+    config = dataclasses.replace(engine.config, retention=8 * 86_400.0, retention_batch_events=2)
+    retention = Retention(config, engine.database)
+    while await count(scene.dsn, "event", "run_id = %s", [child_id]) > 2:
+        await retention.run_once()
+    assert await count(scene.dsn, "run", "run_id = %s", [child_id])
+    return retention
+
+
+async def test_a_child_that_is_being_deleted_is_begun_anew_as_one_that_is_gone(scene: Scene) -> None:
+    """It has too many events to go at once, and its output has gone with the last ones: that is not null."""
+    await scene.api.register(workflow(step("b"), workflow_id="child"))
+    run_id = await scene.run(branches(step("a"), child("k", on_parent_end="abandon")))
+    a, b = await scene.tasks("a", "b")
+    await scene.fail(a)
+    await scene.failure(run_id)
+    await scene.complete(b, "B")
+    await half_deleted(scene, b.task.run_id)
+    await scene.call("Retry", run_id)
+    for task in await scene.tasks("a", "b"):
+        await scene.complete(task, task.handler)
+    assert await scene.output(run_id) == {"a": "a", "k": "b"}
+
+
+async def test_a_child_of_a_code_run_that_is_being_deleted_is_begun_anew_once_it_is_gone(code: Code) -> None:
+    """Under the id that it had."""
+    scene = code.scene
+    await scene.api.register(workflow(step("b"), workflow_id="child"))
+    run = await code.begin(start_child(1, "child", on_parent_end="abandon"), outcome=CONTINUE)
+    run_id = run.task.task.run_id
+    b = await scene.task("b")
+    await run.advance(outcome=FAIL, failure=run_pb2.Failure(kind=PERMANENT, code="BUG", message="x"))
+    assert state_of(await scene.api.wait(run_id)) == "FAILED"
+    await scene.complete(b, "B")
+    retention = await half_deleted(scene, b.task.run_id)
+    outbox = scene.server.app.engine.outbox
+    async with asleep(outbox.loop):
+        await scene.call("Retry", run_id)
+        outbox.wake()
+        await outbox.run_once()
+        await eventually(lambda: not outbox._under_way, 30)
+    assert await count(scene.dsn, "message", "kind = 1") == 1
+
+    async def gone() -> bool:
+        await retention.run_once()  # which passes by what the start has locked to look at
+        assert not await count(scene.dsn, "run", "run_id = %s and namespace = ''", [b.task.run_id])
+        return True
+
+    await eventually(gone, 30)
+    again = await scene.task("b")
+    assert again.task.run_id == b.task.run_id
+    await scene.complete(again, "anew")
+    run = await code.take()
+    await run.wait()
+    if "child_ended" not in run.kinds():
+        run = await code.again(run)
+    [ended] = [event.child_ended for event in run.seen if event.HasField("child_ended")]
+    assert ended.output.json == '"anew"'
+
+
 async def nothing_on_its_way(scene: Scene) -> bool:
     """All that runs had to tell each other is told."""
     assert await count(scene.dsn, "message") == 0

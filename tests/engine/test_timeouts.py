@@ -147,3 +147,17 @@ async def test_a_run_that_ends_in_time_does_not_time_out(scene: Scene) -> None:
     await scene.do("a")
     await scene.output(run_id)
     assert await count(scene.dsn, "timer") == 0
+
+
+async def test_an_attempt_may_take_as_long_as_a_manifest_may_say(scene: Scene) -> None:
+    """A year: more milliseconds than 32 bits hold."""
+    year = {"timeout": "365d"}
+    run_id = await scene.run(step("a", retry=AT_ONCE, undo=year, **year), step("b"))
+    await scene.fail(await scene.task("a"), OPERATIONAL)
+    a = await scene.task("a")
+    assert a.attempt_timeout.seconds == 365 * 86_400
+    assert [result.outcome for result in await scene.worker.heartbeat([a])] == [OK]
+    await scene.complete(a)
+    await scene.fail(await scene.task("b"))
+    await scene.do("undo-a")
+    await scene.failure(run_id)

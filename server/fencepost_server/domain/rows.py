@@ -60,7 +60,9 @@ class Control:
 
     open_steps: int = 0
     open_waits: int = 0
-    """Timers of nodes, and waits for signals."""
+    """Of a graph: timers of nodes, and waits for signals. What the function of a code run waits for is not counted: it
+    may stop what has ended already.
+    """
     open_children: int = 0
     signals: int = 0
     """Signals that no wait has taken."""

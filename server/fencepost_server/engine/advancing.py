@@ -80,8 +80,9 @@ async def advance(ctx: RunContext, report: Report, task: TaskRow, advance: Advan
         return refused
     before = run.next_seq
     applied = await applying.apply(ctx, task, advance)
-    if isinstance(applied, Answer):
-        return applied
+    if isinstance(applied, Failure):
+        deciding.block(ctx, report, task, applied)
+        return LEASE_LOST
     control.began = True
     _accepted(decider, report, advance)
     kept, refused_end = True, False

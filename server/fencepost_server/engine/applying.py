@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from fencepost_server.domain.code import op_node
-from fencepost_server.domain.model import EventType, Outcome, Payload, TaskKind, TaskRow, TimerKind
+from fencepost_server.domain.model import EventType, Failure, FailureKind, Payload, TaskKind, TaskRow, TimerKind
 from fencepost_server.domain.nodes import ChildNode
 from fencepost_server.domain.ops import (
     Advance,
@@ -28,24 +28,22 @@ from fencepost_server.domain.ops import (
     StartTimer,
 )
 from fencepost_server.domain.rows import TOP, ChildRow, TaskExtra, UndoRow
-from fencepost_server.domain.violation import Violation
 from fencepost_server.engine import children, ending, offering, steps, undoing
 from fencepost_server.engine.context import RunContext, Value
 from fencepost_server.engine.local_steps import detail_of
-from fencepost_server.engine.operations import Answer
 
 _MAX_ATTRIBUTES = 32
 _GOES_ON = (AdvanceOutcome.CONTINUE, AdvanceOutcome.WAIT)
 
 
-async def apply(ctx: RunContext, task: TaskRow, advance: Advance) -> tuple[int, ...] | Answer:
-    """Do what an Advance asks for. Returns the number of each command's event; or why it is refused, and then nothing
-    is done.
+async def apply(ctx: RunContext, task: TaskRow, advance: Advance) -> tuple[int, ...] | Failure:
+    """Do what an Advance asks for. Returns the number of each command's event; or what no further try could mend, and
+    then nothing is done.
     """
     attributes: dict[str, str] = {}
     if any(isinstance(command, SetAttributes) for command in advance.commands):
         merged = await _merged(ctx, advance)
-        if isinstance(merged, Answer):
+        if isinstance(merged, Failure):
             return merged
         attributes = merged
     opens = await _opens(ctx, advance)
@@ -159,7 +157,6 @@ def _timer(ctx: RunContext, timer: StartTimer) -> int:
     fire_at = ctx.now + timedelta(seconds=timer.seconds)
     detail = {"op": timer.op, "delay": timer.seconds, "fire_at": fire_at.isoformat()}
     seq = ctx.event(EventType.TIMER_STARTED, detail=detail)
-    ctx.control.open_waits += 1
     ctx.start_timer(seq, TimerKind.SLEEP, fire_at, 0, TOP, Value(0, 0))
     return seq
 
@@ -173,9 +170,7 @@ def _await_signal(ctx: RunContext, wait: AwaitSignal) -> int:
         fire_at = ctx.now + timedelta(seconds=wait.seconds)
         detail["timeout_at"] = fire_at.isoformat()
     seq = ctx.event(EventType.SIGNAL_AWAITED, detail=detail)
-    control = ctx.control
-    control.open_waits += 1
-    control.extras = True
+    ctx.control.extras = True
     where = {"node": 0, "scope": 0, "item": 0, "timed": fire_at is not None, "seq": 0, "size": 0}
     ctx.changes.rows.add("insert_wait", ctx.run.run_id, seq, wait.name, json.dumps(where))
     if fire_at is not None:
@@ -187,7 +182,6 @@ def _end_wait(ctx: RunContext, seq: int) -> None:
     rows, run_id = ctx.changes.rows, ctx.run.run_id
     rows.add("end_wait", run_id, seq)
     rows.add("delete_timer", run_id, seq, TimerKind.SIGNAL_TIMEOUT)
-    ctx.control.open_waits = max(0, ctx.control.open_waits - 1)
 
 
 def _start_child(ctx: RunContext, child: StartChild) -> int:
@@ -210,7 +204,7 @@ async def _cancel(ctx: RunContext, command: CancelOp, begun: dict[int, int], ope
     seq = ctx.event(EventType.OP_CANCELLED, task_id=of_seq, detail={"op": command.op})
     if not of_seq:
         return seq
-    control, run_id = ctx.control, ctx.run.run_id
+    run_id = ctx.run.run_id
     if of_seq in begun.values():  # of this very Advance: it is not among what was read before
         for row in await ctx.read("open_task", run_id, of_seq):
             opens.steps[of_seq] = TaskRow(*row)
@@ -221,6 +215,7 @@ async def _cancel(ctx: RunContext, command: CancelOp, begun: dict[int, int], ope
         if extra.kind is TaskKind.STEP:  # no op has begun another one
             ctx.revoke(task, "RUN_CANCELLED")
             ending.step_over(ctx, ctx.node(0, extra.plan), seq, task, extra, keep=False)
+            await ending.no_more_parked(ctx, task)
         return seq
     if (child := opens.children.pop(of_seq, None)) is not None:
         children.cancel(ctx, child)
@@ -228,11 +223,10 @@ async def _cancel(ctx: RunContext, command: CancelOp, begun: dict[int, int], ope
     ctx.changes.rows.add("delete_timer", run_id, of_seq, TimerKind.SLEEP)
     ctx.changes.rows.add("delete_timer", run_id, of_seq, TimerKind.SIGNAL_TIMEOUT)
     ctx.changes.rows.add("end_wait", run_id, of_seq)
-    control.open_waits = max(0, control.open_waits - 1)
     return seq
 
 
-async def _merged(ctx: RunContext, advance: Advance) -> dict[str, str] | Answer:
+async def _merged(ctx: RunContext, advance: Advance) -> dict[str, str] | Failure:
     """The attributes of the run after an Advance."""
     rows = await ctx.read("attributes", ctx.run.run_id)
     merged: dict[str, str] = json.loads(rows[0][0]) if rows and rows[0][0] else {}
@@ -241,6 +235,6 @@ async def _merged(ctx: RunContext, advance: Advance) -> dict[str, str] | Answer:
             merged.update(command.attributes)
             merged = {key: value for key, value in merged.items() if value}
     if len(merged) > _MAX_ATTRIBUTES:
-        fault = Violation("/attributes", f"a run has at most {_MAX_ATTRIBUTES} attributes")
-        return Answer(Outcome.REFUSED, "INVALID_FRAME", fault.message, (fault,))
+        message = f"the run would have {len(merged)} attributes; at most {_MAX_ATTRIBUTES} are accepted"
+        return Failure(FailureKind.PERMANENT, "DECIDER_FAILING", message)
     return merged

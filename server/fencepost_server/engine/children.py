@@ -159,10 +159,12 @@ async def take_up(ctx: RunContext, left: list[ChildRow]) -> None:
             if not await ctx.read("child_on_its_way", child.child_run_id, ctx.run.run_id):
                 await _begin_anew(ctx, child)
             continue
-        state = RunState(found[0][0])
-        if state.final:
+        state, output_seq = RunState(found[0][0]), found[0][4]
+        if output_seq is not None and not await ctx.read("payload", run_id, output_seq):
+            await _begin_anew(ctx, child)  # it is being deleted, newest events first: its output is gone
+        elif state.final:
             failure = None if found[0][5] is None else Failure.from_json(found[0][5])
-            await _ended(ctx, child, _Outcome(run_id, state, found[0][4], failure))
+            await _ended(ctx, child, _Outcome(run_id, state, output_seq, failure))
 
 
 async def _begin_anew(ctx: RunContext, child: ChildRow) -> None:

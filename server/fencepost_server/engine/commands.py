@@ -9,6 +9,7 @@ import json
 
 from fencepost_server.domain.errors import (
     AlreadyUndone,
+    DatabaseUnavailable,
     DefinitionRemoved,
     FencepostError,
     IllegalTransition,
@@ -29,6 +30,7 @@ from fencepost_server.engine.context import Rows, RunContext, Value
 from fencepost_server.engine.operations import Command, Commanded, CommandKind, Fire
 from fencepost_server.engine.starting import comparable
 
+_KEY_TRIES = 50
 _EVENTS = {
     CommandKind.SIGNAL: RunEvent.SIGNAL,
     CommandKind.CANCEL: RunEvent.CANCEL,
@@ -238,21 +240,27 @@ async def _cannot_go_on(ctx: RunContext) -> FencepostError | None:
         return refused
     if any(removed for (removed,) in await ctx.read("removed", run.namespace, run.workflow_id, run.definition_hash)):
         return DefinitionRemoved(f"definition {run.definition_hash.hex()} of workflow {run.workflow_id!r} was removed")
-    if run.dedupe_key:
-        key = (run.namespace, run.workflow_id, run.dedupe_key)
-        # Of the request that brought the key: of a chain, that of its first run.
-        asked = await ctx.payload_of(_chain(ctx), 1)
-        print_ = fingerprint(run.workflow_id, comparable(asked))
-        if not await ctx.read("take_key", *key, run.run_id, run.definition_hash, print_):
-            rows = await ctx.read("key_holder", *key)
-            holder = rows[0][0] if rows else ""
+    return await _take_key(ctx) if run.dedupe_key else None
+
+
+async def _take_key(ctx: RunContext) -> FencepostError | None:
+    """The run holds its dedupe key again, or why it can't."""
+    run = ctx.run
+    key = (run.namespace, run.workflow_id, run.dedupe_key)
+    # Of the request that brought the key: of a chain, that of its first run.
+    asked = await ctx.payload_of(_chain(ctx), 1)
+    print_ = fingerprint(run.workflow_id, comparable(asked))
+    for _ in range(_KEY_TRIES):
+        if await ctx.read("take_key", *key, run.run_id, run.definition_hash, print_):
+            return None
+        for (holder,) in await ctx.read("key_holder", *key):  # none: its run has ended between the two
             if holder == run.run_id:  # it has failed in this batch, at whose end it would be freed
                 ctx.changes.freed_keys = [freed for freed in ctx.changes.freed_keys if freed is not run]
                 return None
             return KeyTaken(
                 f"the dedupe key {run.dedupe_key!r} is held by run {holder}", metadata={"existing_run_id": holder}
             )
-    return None
+    return DatabaseUnavailable("a key changed hands too often")
 
 
 async def _go_on_again(ctx: RunContext, reason: str) -> None:
@@ -366,9 +374,10 @@ async def _due(ctx: RunContext, timer: TimerRow) -> None:
     if not where.get("fired"):
         _fired(ctx, timer)
     if kind is TimerKind.SLEEP:
-        control.open_waits -= 1
         control.began = True
-        ctx.leave(where["node"], place, value)
+        if ctx.graph.code is None:  # else its function knows
+            control.open_waits -= 1
+            ctx.leave(where["node"], place, value)
     elif kind is TimerKind.START_DELAY:
         control.open_waits -= 1
         ctx.enter(0, TOP, value)
@@ -376,7 +385,6 @@ async def _due(ctx: RunContext, timer: TimerRow) -> None:
         await deciding.grace_over(ctx)
     elif kind is TimerKind.SIGNAL_TIMEOUT and ctx.graph.code is not None:
         ctx.changes.rows.add("end_wait", ctx.run.run_id, timer.seq)
-        control.open_waits -= 1
     elif kind is TimerKind.SIGNAL_TIMEOUT:
         node = ctx.graph.nodes[where["node"]]
         signal = node.node

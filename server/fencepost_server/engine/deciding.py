@@ -285,8 +285,7 @@ async def offered(ctx: RunContext, session_id: str) -> Commanded:
     control, run = ctx.control, ctx.run
     decider = control.decider
     tasks = [TaskRow(*row) for row in await ctx.read("open_tasks", run.run_id)]
-    parked = [task for task in tasks if task.visible_at == PARKED_UNTIL and task.lease_session is None]
-    mine = next((task for task in parked if task.task_id == DECIDE_TASK), None)
+    mine = next((task for task in tasks if task.task_id == DECIDE_TASK and task.visible_at == PARKED_UNTIL), None)
     full = run.next_seq + 2 > ctx.env.limits.max_history_events
     full = full or (run.failure is not None and json.loads(run.failure)["code"] == "HISTORY_TOO_LONG")
     if decider is None or decider.over or control.paused or not control.blocked or mine is None or full:
@@ -294,10 +293,8 @@ async def offered(ctx: RunContext, session_id: str) -> Commanded:
     session = ctx.env.sticky(session_id)
     if session is None or session.nonce in decider.tried:
         return Commanded(ctx.state)
-    others = [task for task in parked if task is not mine]  # steps that nobody could begin: a person has to see to them
-    control.blocked = bool(others)
-    ending_failure = None if control.ending is None else json.dumps(control.ending["failure"])
-    run.failure = others[0].last_failure if others else ending_failure
+    # Steps that nobody could begin are left: a person has to see to them.
+    others = ending.blocked_by(ctx, [task for task in tasks if task is not mine])
     if control.ending is not None and not others:
         run.state = RunState.ENDING
     ctx.event(EventType.RUN_RETRIED, detail={"reason": "a worker with its code is to try"})

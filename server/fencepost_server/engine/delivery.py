@@ -47,6 +47,8 @@ async def wanted(
     session: Session, acts: list[Act], locked: Locked, changes: Changes
 ) -> tuple[list[tuple[Start, Deliver]], list[Act]]:
     """The children to start, each with its message; and what is left to do to runs that exist, or are about to."""
+    early = [act for act in acts if isinstance(act, Deliver) and _is_being_deleted(act, locked)]
+    changes.handled += early  # found again, until it is gone
     starting = {
         act.run_id: act
         for act in acts
@@ -61,8 +63,14 @@ async def wanted(
         and act.run_id not in starting
     ]  # fmt: skip
     await _tell_of_missing(session, missing, changes)
-    gone = {id(act) for act in missing} | {id(act) for act in starting.values()}
+    gone = {id(act) for act in (*missing, *starting.values(), *early)}
     return starts, [act for act in acts if id(act) not in gone]
+
+
+def _is_being_deleted(deliver: Deliver, locked: Locked) -> bool:
+    """A child is to be started whose id an older one has yet, which was not kept."""
+    run = locked.runs.get(deliver.run_id)
+    return deliver.kind is MessageKind.START_CHILD and run is not None and not run.namespace
 
 
 async def _starts(session: Session, delivers: list[Deliver], changes: Changes) -> list[tuple[Start, Deliver]]:

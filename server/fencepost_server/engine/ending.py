@@ -7,11 +7,13 @@ What a FAILED run would have gone on with is kept, for RetryRun; of all others n
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from fencepost_server.domain.graph import GraphNode
 from fencepost_server.domain.model import (
+    PARKED_UNTIL,
     EventType,
     Failure,
     FailureKind,
@@ -163,6 +165,22 @@ def step_over(
         if task.token:  # 0: no worker has had it yet
             task.token = next_token(task.token, ctx.env.epoch)
         ctx.changes.rows.add("insert_stopped", task.run_id, task.task_id, stopped_task(task))
+
+
+async def no_more_parked(ctx: RunContext, task: TaskRow) -> None:
+    """A step of a code run is over, and the run goes on: if it was this one that blocked it, nothing does any more."""
+    if ctx.control.blocked and task.visible_at == PARKED_UNTIL and task.resume_at is None:
+        blocked_by(ctx, [TaskRow(*row) for row in await ctx.read("open_tasks", ctx.run.run_id)])
+
+
+def blocked_by(ctx: RunContext, tasks: Sequence[TaskRow]) -> bool:
+    """Whether any of the tasks that are left is parked: else the run is BLOCKED no more."""
+    control = ctx.control
+    parked = [task for task in tasks if task.visible_at == PARKED_UNTIL and task.resume_at is None]
+    control.blocked = bool(parked)
+    ending_failure = None if control.ending is None else json.dumps(control.ending["failure"])
+    ctx.run.failure = parked[0].last_failure if parked else ending_failure
+    return control.blocked
 
 
 def stop_timeouts(ctx: RunContext, node: GraphNode, task: TaskRow) -> None:

@@ -102,13 +102,14 @@ class Remover:
         if clock() >= self._next_look:
             await self._look()
         walks = [walk for walk in self._walks.values() if not walk.ended.is_set()]
+        whole = True
         for walk in walks:
             try:
-                whole = await self._step(walk)
+                whole = await self._step(walk) and whole  # a run that can't be told holds up no other walk
             except ServerDraining:
                 return self.look_interval
-            if not whole:
-                return _PAUSE
+        if not whole:
+            return _PAUSE
         return 0.0 if walks else max(self._next_look - clock(), 0.0)
 
     def _walk(self, removal: Removal) -> Walk:

@@ -132,7 +132,11 @@ class Retention:
         for start in range(0, len(missing), _MANIFESTS):
             async with self._database.transaction() as session:
                 manifests = await batch.read_definitions(session, missing[start : start + _MANIFESTS])
-            self._keeps |= {hash_: _retention_of(manifest) for hash_, manifest in manifests.items()}
+            for hash_, manifest in manifests.items():
+                try:
+                    self._keeps[hash_] = _retention_of(manifest)
+                except (ValueError, TypeError, AttributeError) as error:  # of another release: its runs stay, no others
+                    log.warning("the runs of definition %s stay: its retention can't be read: %s", hash_.hex(), error)
 
     def _keep(self, definition_hash: bytes) -> float:
         """For how many seconds ended runs of a definition are kept; 0: for ever."""

@@ -265,6 +265,7 @@ async def fail_for_good(
         _note(report, task, answer)
     if ctx.graph.code is not None:  # its function is told, and decides what follows
         ending.step_over(ctx, ctx.node(task.node_index, extra.plan), seq, task, extra, keep=False)
+        await ending.no_more_parked(ctx, task)
         await ending.go_on(ctx)
         return
     await ending.begin(ctx, RunState.FAILED, failure, over=ending.Over(seq, task, extra))

@@ -48,7 +48,8 @@ from run where run_id = any(%(run_ids)s) order by run_id for no key update skip 
 -- locks: task rows, in the order of the arrays, which are sorted by (run_id, task_id); their runs are locked already, so only claims
 -- and heartbeats compete. index: task_pkey
 select k.run_id, k.task_id, t.queue, t.handler, t.priority, t.node_index, t.input_seq, t.input_bytes, t.visible_at, t.attempt,
-       t.operational_failures, t.corrective_failures, t.redeliveries, t.token, t.lease_ms, t.timeout_ms, t.lease_session,
+       t.operational_failures, t.corrective_failures, t.redeliveries, t.token, t.lease_ms,
+       coalesce(t.timeout_ms, t.long_timeout_ms), t.lease_session,
        t.lease_expires_at, t.attempt_deadline_at, t.last_failure, t.feedback, t.outcomes, t.extra, t.checkpoint_number
 from unnest(%(run_ids)s, %(task_ids)s) k(run_id, task_id)
 cross join lateral (select * from task t where t.run_id = k.run_id and t.task_id = k.task_id for update) t;
@@ -162,9 +163,10 @@ delete from task where ctid = any(array(
 -- name: insert_tasks
 insert into task (run_id, task_id, namespace, queue, handler, priority, node_index, input_seq, input_bytes, visible_at, attempt,
                   operational_failures, corrective_failures, redeliveries, token, lease_ms, timeout_ms, lease_session,
-                  lease_expires_at, attempt_deadline_at, extra, resume_at)
+                  lease_expires_at, attempt_deadline_at, extra, resume_at, long_timeout_ms)
 select run_id, task_id, namespace, queue, handler, priority, node_index, input_seq, input_bytes, visible_at, attempt, 0, 0, 0, token,
-       lease_ms, timeout_ms, lease_session, lease_expires_at, attempt_deadline_at, extra::json, resume_at
+       lease_ms, case when timeout_ms < 2147483648 then timeout_ms end, lease_session, lease_expires_at, attempt_deadline_at, extra::json,
+       resume_at, case when timeout_ms >= 2147483648 then timeout_ms end
 from unnest(%(run_ids)s, %(task_ids)s, %(namespaces)s, %(queues)s, %(handlers)s, %(priorities)s, %(node_indexes)s,
             %(input_seqs)s, %(input_bytes)s, %(visible_ats)s, %(attempts)s, %(tokens)s, %(lease_mss)s, %(timeout_mss)s, %(lease_sessions)s,
             %(lease_expires_ats)s, %(attempt_deadline_ats)s, %(extras)s, %(resume_ats)s)

@@ -91,18 +91,18 @@ order by k.ord, t.fire_at, t.seq;
 -- locks: the tasks of runs that are locked. Claims and heartbeats that hold one commit at once, and never wait for a run.
 -- index: task_pkey
 select k.ord, t.run_id, t.task_id, t.queue, t.handler, t.priority, t.node_index, t.input_seq, t.input_bytes, t.visible_at,
-       t.attempt, t.operational_failures, t.corrective_failures, t.redeliveries, t.token, t.lease_ms, t.timeout_ms,
-       t.lease_session, t.lease_expires_at, t.attempt_deadline_at, t.last_failure, t.feedback, t.outcomes, t.extra,
-       t.checkpoint_number, t.resume_at
+       t.attempt, t.operational_failures, t.corrective_failures, t.redeliveries, t.token, t.lease_ms,
+       coalesce(t.timeout_ms, t.long_timeout_ms), t.lease_session, t.lease_expires_at, t.attempt_deadline_at, t.last_failure,
+       t.feedback, t.outcomes, t.extra, t.checkpoint_number, t.resume_at
 from unnest(%(a)s) with ordinality k(a, ord)
 cross join lateral (select * from task t where t.run_id = k.a order by t.task_id for update) t;
 
 -- name: open_task
 -- locks: one task of a run that is locked. index: task_pkey
 select k.ord, t.run_id, t.task_id, t.queue, t.handler, t.priority, t.node_index, t.input_seq, t.input_bytes, t.visible_at,
-       t.attempt, t.operational_failures, t.corrective_failures, t.redeliveries, t.token, t.lease_ms, t.timeout_ms,
-       t.lease_session, t.lease_expires_at, t.attempt_deadline_at, t.last_failure, t.feedback, t.outcomes, t.extra,
-       t.checkpoint_number, t.resume_at
+       t.attempt, t.operational_failures, t.corrective_failures, t.redeliveries, t.token, t.lease_ms,
+       coalesce(t.timeout_ms, t.long_timeout_ms), t.lease_session, t.lease_expires_at, t.attempt_deadline_at, t.last_failure,
+       t.feedback, t.outcomes, t.extra, t.checkpoint_number, t.resume_at
 from unnest(%(a)s, %(b)s) with ordinality k(a, b, ord)
 cross join lateral (select * from task t where t.run_id = k.a and t.task_id = k.b for update) t;
 

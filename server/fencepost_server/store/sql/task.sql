@@ -27,14 +27,15 @@ with want as (
         token = greatest(t.token + 1, (c.epoch::bigint << 40) + 1),
         attempt = t.attempt + 1,
         lease_expires_at = c.now + least(t.lease_ms, coalesce(t.timeout_ms, t.lease_ms)) * interval '1 ms',
-        attempt_deadline_at = c.now + t.timeout_ms * interval '1 ms'
+        attempt_deadline_at = c.now + coalesce(t.timeout_ms, t.long_timeout_ms) * interval '1 ms'
     from numbered k, (select epoch, (select clock_timestamp()) as now from cluster) c
     where t.run_id = any(array(select run_id from picked)) and t.run_id = k.run_id and t.task_id = k.task_id
       and k.bytes_before < %(max_bytes)s
     returning t.*
 )
 select c.run_id, c.task_id, c.token, c.lease_session, c.queue, c.handler, c.priority, c.node_index, c.attempt, c.lease_ms,
-       c.timeout_ms, c.feedback, r.workflow_id, r.definition_hash, r.user_id, e.payload, e.payload_binary, e.payload_metadata,
+       coalesce(c.timeout_ms, c.long_timeout_ms), c.feedback, r.workflow_id, r.definition_hash, r.user_id,
+       e.payload, e.payload_binary, e.payload_metadata,
        c.extra, c.checkpoint_number, s.payload, s.payload_binary, s.payload_metadata, o.payload, o.payload_binary, o.payload_metadata,
        case when c.extra is not null then r.control end, r.next_seq - 1
 from claimed c
