@@ -228,6 +228,19 @@ async def test_a_worker_that_goes_gives_a_question_of_another_server_back(asking
     assert (await answer).json == "2"
 
 
+async def test_a_server_that_ends_gives_a_question_of_another_server_back(asking: Asking) -> None:
+    """Its worker was asked and has not answered; it is sent to the server that waits for it."""
+    second = await asking.start_server()
+    leaving = await asking.worker(second)
+    run_id = (await asking.api.start("code")).run_id
+    answer = asking.ask(run_id)
+    await leaving.next(pb.Query)
+    await second.stop()
+    worker = await asking.worker()
+    await worker.answer(await worker.next(pb.Query), "2")
+    assert (await answer).json == "2"
+
+
 async def test_a_workflow_of_a_graph_has_no_queries(asking: Asking) -> None:
     await asking.api.register(manifest(1))
     run_id = (await asking.api.start("wf")).run_id

@@ -210,6 +210,25 @@ async def test_a_task_whose_stream_ends_between_its_claim_and_its_frame_costs_no
     assert (await other.complete(task)).outcome == OK
 
 
+async def test_a_claim_that_is_under_way_when_its_server_is_told_to_end_costs_no_attempt(scene: Scene) -> None:
+    """Row 31. The answer to its commit comes when its worker has been sent away already."""
+    server, database = await serve(scene)
+    api, other = scene.api(server.grpc_address), await scene.serve(**STAYING)
+    await api.register(manifest(retry=ONE_ATTEMPT))
+    worker = await scene.raw(server.grpc_address, capacity=0)
+    run_id = (await api.start()).run_id
+    break_at_commit_of(CLAIM, database, "blackhole", committed=True)
+    await worker.capacity(1)
+    await eventually(lambda: leased_to(scene.dsn, worker.sessions[0]))
+    stopping = asyncio.create_task(server.stop())
+    await worker.ended()
+    await asyncio.wait({stopping}, timeout=0.3)
+    database.heal()
+    await stopping
+    task = await (await scene.raw(other.grpc_address)).task()
+    assert (task.task.run_id, task.attempt) == (run_id, 1)
+
+
 async def test_a_next_step_whose_stream_ends_between_its_lease_and_its_frame_costs_no_attempt(scene: Scene) -> None:
     """Row 48: leased together with the completion of the step before."""
     server, database = await serve(scene)

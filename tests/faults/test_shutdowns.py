@@ -14,6 +14,7 @@ from collections import Counter
 import grpc
 from grpc_health.v1 import health_pb2
 
+from fencepost.v1 import worker_service_pb2 as pb
 from tests.faults.conftest import StartWorker
 from tests.faults.scene import (
     COMPLETED,
@@ -29,7 +30,9 @@ from tests.faults.scene import (
 )
 from tests.faults.sink import ONCE, Sink
 from tests.fixtures.api import Api
+from tests.fixtures.databases import database_address, redirected
 from tests.fixtures.manifests import manifest
+from tests.fixtures.raw_worker import OK
 from tests.fixtures.refusals import refused
 from tests.fixtures.servers import StartServerProcess
 from tests.fixtures.waiting import eventually
@@ -158,3 +161,27 @@ async def test_servers_and_workers_that_are_replaced_one_after_the_other_under_l
     assert await count(scene.dsn, COMPLETED + " and attempt = 1") == RUNS * STEPS
     assert Counter(sink.effects().values()) == {ONCE: RUNS * STEPS}
     assert await asyncio.to_thread(workers[1].terminate) == 0
+
+
+async def test_a_worker_that_comes_while_its_server_is_told_to_end_is_sent_away_at_once(scene: Scene) -> None:
+    """Row 31: not only when the steps of others have ended."""
+    database = scene.proxy(database_address(scene.dsn))
+    dsn = redirected(scene.dsn, database.address)
+    server = await scene.serve(dsn=dsn, prepared="off", **{**STAYING, "shutdown_grace": 30.0})
+    api = scene.api(server.grpc_address)
+    await api.register(manifest())
+    busy = await scene.raw(server.grpc_address)
+    await api.start()
+    task = await busy.task()
+    database.break_on(b"insert into session (", "up", "blackhole")
+    coming = await scene.raw(server.grpc_address, hello=False)
+    await coming.send(coming.hello())
+    await eventually(lambda: database.breaks)
+    stopping = asyncio.create_task(server.stop())
+    await busy.next(pb.Drain)
+    database.heal()
+    await coming.next(pb.Drain)
+    await coming.ended()
+    assert not stopping.done()
+    assert (await busy.complete(task)).outcome == OK
+    await stopping

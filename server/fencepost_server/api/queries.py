@@ -45,6 +45,7 @@ log = logging.getLogger("fencepost.queries")
 _FETCH_INTERVAL = 0.1
 _MAX_WAITING = 1000
 _MAX_SERVING = 500
+_GIVING_BACK = 2.0
 
 Outcome = Payload | FencepostError
 
@@ -72,8 +73,12 @@ class RunQueries:
         streams.on_decider = engine.listener.on_asked = self.loop.wake
 
     async def stop(self) -> None:
-        """End at once: whoever waits for an answer of this server asks another one."""
+        """End: whoever waits for an answer of this server asks another one. What its workers, who have gone, were asked
+        for other servers is given back first: nobody else would take it up.
+        """
         await self.loop.stop()
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=_GIVING_BACK)
         for task in list(self._serving):
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)

@@ -69,6 +69,7 @@ class Dispatcher:
         self._due: dict[Place, float] = {}
         self._hints = 0
         self.draining = False
+        self._claiming = asyncio.Lock()
         self._report = report
         self.on_ambiguous: Callable[[], None] | None = None
         """Called when it is not known whether a claim was committed."""
@@ -197,14 +198,18 @@ class Dispatcher:
     async def run_once(self) -> float | None:
         """Claim until nobody has room for what is ready. Returns the seconds until known work falls due."""
         self._ripen()
-        if self.draining:
-            return None
-        while demands := self._demands():
+        while not self.draining and (demands := self._demands()):
             for demand in demands:
-                await self._claim(demand)
-        if not self._due:
+                async with self._claiming:
+                    await self._claim(demand)
+        if self.draining or not self._due:
             return None
         return max(0.0, min(self._due.values()) - asyncio.get_running_loop().time())
+
+    async def claimed(self) -> None:
+        """Wait until the claim that is under way, if one is, has been delivered or given back."""
+        async with self._claiming:
+            pass
 
     def _ripen(self) -> None:
         now = asyncio.get_running_loop().time()

@@ -138,9 +138,12 @@ class Engine:
         self.firing.draining = True
 
     async def flush(self, timeout: float) -> None:
-        """Wait until the lanes are empty, at most so many seconds."""
+        """Wait until the lanes are empty, at most so many seconds. Before that for a claim under way: its sessions have
+        ended, so its tasks go back by the lanes. Cut off it would be committed all the same, and cost attempts.
+        """
         try:
             async with asyncio.timeout(timeout):
+                await self.dispatcher.claimed()
                 await asyncio.gather(*(lane.drain() for lane in self.lanes))
         except TimeoutError:
             log.warning("stopping although operations still wait for the database")

@@ -272,10 +272,13 @@ class Session:
         self._push(pb.SessionResponse(welcome=message))
 
     def drain(self, reason: str, grace: float) -> None:
-        """Ask the worker to go elsewhere, and lease it nothing more."""
+        """Ask the worker to go elsewhere, and lease it nothing more. Told behind the tasks that are on their way: who
+        holds nothing when it reads this does not come back for what it has not read.
+        """
         if not self._drained and self._open:
             self._leaving = self._drained = True
-            self._push(pb.SessionResponse(drain=pb.Drain(reason=reason, grace=duration(grace))))
+            drain = pb.Drain(reason=reason, grace=duration(grace))
+            self.outbox.push_behind(pb.SessionResponse(drain=drain).SerializeToString())
 
     def tick(self) -> float:
         """Ping, or give the worker up. Returns the ping intervals until the next time: half of one after the last."""

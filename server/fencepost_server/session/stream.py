@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -71,6 +72,10 @@ class WorkerStreams:
         self._engine = engine
         self._streams: dict[str, _Stream] = {}
         self._opening = 0
+        self._fewer = asyncio.Event()
+        """Set when a stream has ended."""
+        self._leave_by = 0.0
+        """Monotonic time by which the workers have to be gone; 0: this server does not drain."""
         self.on_decider: Callable[[], None] = lambda: None
         """Called when a worker with code workflows has come."""
 
@@ -107,15 +112,17 @@ class WorkerStreams:
         return grpc.method_handlers_generic_handler("fencepost.v1.WorkerService", {"Session": session})
 
     async def drain(self, grace: float) -> None:
-        """Ask all workers to go elsewhere and wait until their tasks have ended, at most ``grace`` seconds."""
-        streams = list(self._streams.values())
-        for stream in streams:
-            stream.session.drain("the server is shutting down", grace)
-        waits = [asyncio.ensure_future(stream.ended.wait()) for stream in streams]
-        if waits:
-            await asyncio.wait(waits, timeout=grace)
-        for wait in waits:
-            wait.cancel()
+        """Ask all workers to go elsewhere, also those that are being welcomed, and wait until their tasks have ended,
+        at most ``grace`` seconds.
+        """
+        self._leave_by = time.monotonic() + grace
+        for stream in list(self._streams.values()):
+            _send_away(stream.session, grace)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                while self._streams:
+                    self._fewer.clear()
+                    await self._fewer.wait()
         for stream in list(self._streams.values()):
             stream.session.end(ServerDraining("the server is shutting down"))
 
@@ -154,6 +161,8 @@ class WorkerStreams:
             self._engine.dispatcher.add(side)
         if session.decider is not None:
             self.on_decider()
+        if self._leave_by:  # since it said Hello
+            _send_away(session, max(0.0, self._leave_by - time.monotonic()))
         try:
             await stream.run()
         finally:
@@ -162,7 +171,7 @@ class WorkerStreams:
             for side in _sides(session):
                 self._engine.dispatcher.remove(side)
             self._engine.close_session(session)
-            stream.ended.set()
+            self._fewer.set()
 
     async def _hello(self, context: Context) -> Greeting:
         try:
@@ -233,7 +242,6 @@ class _Stream:
 
     def __init__(self, session: Session, context: Context, config: Config) -> None:
         self.session = session
-        self.ended = asyncio.Event()
         self._context = context
         self._config = config
         self._output = asyncio.Event()
@@ -299,6 +307,10 @@ class _Stream:
             intervals = self.session.tick()
             if 0 < self._config.session_max_age < time.monotonic() - born:
                 self.session.drain("the session is old: reconnect to spread the load", self._config.shutdown_grace)
+
+
+def _send_away(session: Session, grace: float) -> None:
+    session.drain("the server is shutting down", grace)
 
 
 def _came(first: pb.SessionRequest | None) -> str:

@@ -374,6 +374,41 @@ async def test_a_session_that_leaves_gives_back_what_has_nothing_to_record(stage
     assert len(stage.stories["r"].history) == 2, "the step was recorded, and the next one was not begun"
 
 
+async def test_a_session_that_leaves_tells_of_a_step_that_ended_while_an_advance_was_on_its_way(
+    stage_of: Callable[..., Stage],
+) -> None:
+    """The answer to that Advance says nothing of the step: given back without it, the run would act again elsewhere."""
+    go = asyncio.Event()
+
+    async def hold() -> int:
+        await go.wait()
+        return 1
+
+    @workflow("holding", compatibility_id="1")
+    async def holding(ctx: WorkflowContext) -> int:
+        await ctx.signal("go")
+        value = await ctx.run(hold)
+        return await ctx.run(plus_one, value)
+
+    stage = stage_of(holding)
+    stage.answers = False
+    stage.stories["r"] = story = Story()
+    story.signal("go")
+    stage.give(holding)
+    await stage.said(1)
+    stage.session.leave()
+    stage.tell(Leaving())
+    go.set()
+    entry = stage.decider._cache.get("r")
+    assert entry is not None
+    await eventually(lambda: entry.run.book.has_results)
+    stage.answers = True
+    stage.answer(stage.leases["r"], stage.items[0][1])
+    await eventually(lambda: stage.ended)
+    assert stage.ended == [("r", Released())]
+    assert story.kinds[-1] == "local_step_ended"
+
+
 async def test_a_run_that_does_not_end_after_a_question_holds_up_no_other_news(stage_of: Callable[..., Stage]) -> None:
     @workflow("endless", compatibility_id="1")
     async def endless(ctx: WorkflowContext) -> None:

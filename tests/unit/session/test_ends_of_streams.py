@@ -54,7 +54,7 @@ def test_the_answer_to_goodbye_comes_behind_the_tasks_that_are_on_their_way(drai
     goodbye = pb.SessionRequest(frame_id=2, goodbye=pb.Goodbye())
     session.receive(goodbye, goodbye.ByteSize())
     told = [message.WhichOneof("frame") for message in taken(session)]
-    assert told == ["drain"] * drained + ["tasks", "ack"]
+    assert told == ["tasks"] + ["drain"] * drained + ["ack"]
 
 
 def test_a_stream_that_wrote_everything_or_had_nothing_to_write_gives_nothing_back() -> None:

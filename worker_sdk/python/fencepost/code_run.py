@@ -132,8 +132,7 @@ class CodeRun:
     @property
     def owes_results(self) -> bool:
         """Whether local steps are under way, or have ended and are not recorded: they would be lost with this."""
-        unsent = self.book.unsent.values()
-        return bool(self._under_way) or any(type(item) is Op and item.kind is LOCAL for item in unsent)
+        return bool(self._under_way) or self.book.has_results
 
     # What it is fed
 

@@ -278,7 +278,7 @@ class Decider:
             if result.kept:
                 self._give_back(heard.lease, Released())
             return
-        before, entry.in_flight, entry.unsent = entry.events_before(), None, 0
+        before, entry.in_flight = entry.events_before(), None
         if entry.ends and not result.end_refused:
             if result.kept:
                 # A server that has more to say of a run which has ended here.
@@ -338,7 +338,6 @@ class Decider:
         entry = step.entry
         assert entry is not None
         del entry.steps[step.call.op]
-        entry.unsent += 1
         entry.run.local_ended(step.call.op, result, step.attempt)
         self._touch(entry)
 
@@ -354,6 +353,7 @@ class Decider:
                 self._decide(entry, lease)
 
     def _decide(self, entry: RunEntry, lease: DecideLease) -> None:
+        tells_results = entry.run.book.has_results
         try:
             decision = entry.run.decision()
         except Exception as error:  # noqa: BLE001 - of whatever kind, it is the run's own
@@ -364,7 +364,7 @@ class Decider:
                 del entry.steps[step.call.op]
                 self._steps.drop(step)
             goes_on = decision is None or decision.outcome == pb.ADVANCE_OUTCOME_CONTINUE
-            if goes_on and not entry.unsent and not entry.steps:
+            if goes_on and not tells_results and not entry.steps:
                 self._give_up(entry, Released())
                 return
         if decision is None:

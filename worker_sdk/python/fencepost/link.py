@@ -76,6 +76,7 @@ class Link:
         self._rebuild = asyncio.Event()
         self._retick = asyncio.Event()
         self._left = asyncio.Event()
+        self._greeted = False
         self._next_tick = 0.0
         self._logged_at = -_LOG_INTERVAL
         self._away_since = clock()
@@ -91,8 +92,9 @@ class Link:
         """Want no more tasks, finish what is held, then end; `run` returns."""
         self.session.leave()
         self._left.set()
-        if self.session.is_over():
-            # Nothing is held and the stream is only being made.
+        if not self.session.held_count and not self._greeted:
+            # Nothing is held and the stream is only being made. A server that has the Hello may give tasks already, and
+            # is to hear that none are wanted: they would run out on this worker.
             self._rebuild.set()
         self.wake()
 
@@ -152,6 +154,7 @@ class Link:
             raise
         call: Call = rpc.WorkerServiceStub(channel).Session()
         self._rebuild.clear()
+        self._greeted = False
         self.session.begin(clock())
         self.channel = channel
         reader = asyncio.create_task(self._read(call))
@@ -221,6 +224,7 @@ class Link:
             frame = session.next_frame(clock())
             if frame is not None:
                 await call.write(frame)
+                self._greeted = True
             elif session.is_over():
                 await call.done_writing()
                 return

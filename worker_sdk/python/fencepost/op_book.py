@@ -267,6 +267,11 @@ class OpBook:
             raise NondeterminismError(message)
         logger.warning("[%s] %s", self.run_id, message)
 
+    @property
+    def has_results(self) -> bool:
+        """Whether local steps have ended whose results are not on their way yet."""
+        return any(isinstance(unsent, Op) and unsent.kind is LOCAL for unsent in self.unsent.values())
+
     def check_complete(self) -> None:
         """All that is known was fed: what the function asked for before ``seen_seq`` must have been in it.
 

@@ -54,7 +54,6 @@ class RunEntry:
         "steps",
         "target",
         "touched",
-        "unsent",
     )
 
     def __init__(self, run_id: str, run: CodeRun) -> None:
@@ -71,7 +70,6 @@ class RunEntry:
         self.touched = False
         self.ends = False
         self.kept = False
-        self.unsent = 0
 
     def __str__(self) -> str:
         return f"run {self.run_id} of workflow {self.run.workflow.workflow_id}"

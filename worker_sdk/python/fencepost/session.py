@@ -135,10 +135,10 @@ class Session:
         return self._phase is _Phase.OPEN
 
     def is_over(self) -> bool:
-        """Whether it leaves and nothing is left to do: nothing held, and no server that awaits a Goodbye."""
+        """Whether it leaves and has nothing to do: nothing held, no server that has its Hello and awaits a Goodbye."""
         if not self.leaving or self.ledger.held:
             return False
-        return self._phase is not _Phase.OPEN or self._goodbye_answered
+        return self._phase in (_Phase.CLOSED, _Phase.NEW) or self._goodbye_answered
 
     def begin(self, now: float) -> None:
         """A new stream is made: its first frame is a Hello that names what is still held."""

@@ -1,0 +1,66 @@
+"""How a link ends while its stream is only being made."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fencepost.channel import Backoff, Targets
+from fencepost.ledger import Effects
+from fencepost.link import Link
+from fencepost.v1 import worker_service_pb2 as pb
+from tests.unit.sdk.building import OK, RUN, session_of, task
+from tests.unit.test_raw_worker import Server, Stream, server
+
+__all__ = ["server"]  # a fixture
+
+
+def released(link: Link, effects: Effects) -> None:
+    """As a worker that stops does with what it has not begun."""
+    for lease in effects.start:
+        link.session.release(lease)
+
+
+async def test_a_worker_that_leaves_before_its_welcome_gives_back_the_tasks_behind_it(server: Server) -> None:
+    """The server has read its Hello, and leases at once: what it sent would run out on a worker that is gone."""
+    greeted, left, said = asyncio.Event(), asyncio.Event(), list[pb.SessionRequest]()
+
+    async def script(stream: Stream) -> None:
+        await stream.request()
+        greeted.set()
+        await left.wait()
+        await stream.write(welcome=pb.Welcome(session_id="a"))
+        await stream.write(tasks=pb.Tasks(tasks_number=1, tasks=[task(1)]))
+        async for data in stream.frames:
+            frame = pb.SessionRequest.FromString(data)
+            said.append(frame)
+            results = [pb.ItemResult(index=0, outcome=OK)] if frame.HasField("release") else []
+            await stream.write(ack=pb.Ack(frame_id=frame.frame_id, results=results))
+
+    server.scripts.append(script)
+    link = Link(session_of(), Targets(server.address), Backoff(), released)
+    life = asyncio.create_task(link.run())
+    await greeted.wait()
+    link.leave()
+    left.set()
+    await asyncio.wait_for(life, 10)
+    assert [item.task.run_id for frame in said for item in frame.release.items] == [f"{RUN}1"]
+    assert said[-1].HasField("goodbye")
+
+
+async def test_a_worker_that_leaves_before_its_hello_is_out_does_not_wait_for_the_server() -> None:
+    """Nobody can have given it anything: the address takes connections and says nothing."""
+    connected, over = asyncio.Event(), asyncio.Event()
+
+    async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await over.wait()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        link = Link(session_of(), Targets(f"127.0.0.1:{port}"), Backoff(), released)
+        life = asyncio.create_task(link.run())
+        await connected.wait()
+        link.leave()
+        await asyncio.wait_for(life, 3)
+        over.set()
