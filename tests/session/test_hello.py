@@ -130,7 +130,7 @@ async def test_more_in_a_hello_than_may_be_is_refused(server: InProcessServer, c
         "handlers": {"handlers": []},
         "handlers ": {"handlers": [pb.Handler(name=str(n)) for n in range(1001)]},
         "previous_session_ids": {"previous_session_ids": [str(uuid.uuid4()) for _ in range(17)]},
-        "held": {"held": [pb.TaskRef(run_id=str(uuid.uuid4()), task_id=1, fencing_token=1)] * 10_001},
+        "held": {"held": [pb.TaskRef(run_id=str(uuid.uuid4()), task_id=1, fencing_token=1)] * 20_001},
         "capacity": {"capacity": 10_001},
         "max_frame_bytes": {"max_frame_bytes": (1 << 31) + 1},
         "": {"worker_name": "a\0b"},

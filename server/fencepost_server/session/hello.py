@@ -15,7 +15,9 @@ from fencepost_server.wire.labels import name_fault
 PROTOCOL_VERSION = 1
 DEFAULT_FRAME_BYTES = 3 << 20
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-_MAX_PREVIOUS, _MAX_HELD, _MAX_HANDLERS, _MAX_WORKFLOWS, _MAX_LABELS = 16, 10_000, 1000, 1000, 32
+_MAX_PREVIOUS, _MAX_HANDLERS, _MAX_WORKFLOWS, _MAX_LABELS = 16, 1000, 1000, 32
+_MOST_GIVEN = 10_000
+"""Leases of a kind that a session has been given by a server with the default of max_capacity."""
 _TOLD = 5
 """So many faults are in the message; all are among its details."""
 
@@ -110,8 +112,9 @@ def _faults(hello: pb.Hello, config: Config, frame: int) -> list[tuple[str, str]
         former = _UUID.fullmatch(session_id) is not None and session_id != hello.session_id
         check(former, f"previous_session_ids[{index}]", "must be the id of a former session")
     check(not hello.session_id or _UUID.fullmatch(hello.session_id) is not None, "session_id", "must be a UUID")
-    check(len(hello.held) <= _MAX_HELD, "held", f"at most {_MAX_HELD}")
-    for index, ref in enumerate(hello.held[:_MAX_HELD]):
+    most_held = 2 * max(config.max_capacity, _MOST_GIVEN)  # steps and DECIDE tasks, which have a capacity each
+    check(len(hello.held) <= most_held, "held", f"at most {most_held}")
+    for index, ref in enumerate(hello.held[:most_held]):
         well_formed = _UUID.fullmatch(ref.run_id) is not None and ref.task_id > 0 and ref.fencing_token > 0
         check(well_formed, f"held[{index}]", "must name a lease")
     texts = [hello.worker_name, hello.process_nonce, hello.namespace, hello.sdk_name, hello.sdk_version]

@@ -410,7 +410,8 @@ class Hello(_message.Message):
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskRef]:
         """After a reconnect: every lease whose outcome is not acknowledged: queued, running or finished. A lease of a previous
-        session that is not among them is taken as never received, and its task is offered again at once. At most 10,000.
+        session that is not among them is taken as never received, and its task is offered again at once. At most
+        20,000: a capacity of steps and one of code runs.
         """
 
     @_builtins.property
