@@ -215,27 +215,15 @@ async def test_a_question_that_nobody_waits_for_any_more_is_taken_away(asking: A
     await eventually(gone)
 
 
-async def test_a_worker_that_goes_gives_a_question_of_another_server_back(asking: Asking) -> None:
-    """And whoever comes next answers it, at the server that was asked or at another one."""
+@pytest.mark.parametrize("goes", ["worker", "server"])
+async def test_a_worker_or_server_that_goes_gives_a_question_of_another_server_back(asking: Asking, goes: str) -> None:
+    """The worker was asked and has not answered; whoever comes next does, at the server that was asked."""
     second = await asking.start_server()
     leaving = await asking.worker(second)
     run_id = (await asking.api.start("code")).run_id
     answer = asking.ask(run_id)
     await leaving.next(pb.Query)
-    await leaving.drop()
-    worker = await asking.worker()
-    await worker.answer(await worker.next(pb.Query), "2")
-    assert (await answer).json == "2"
-
-
-async def test_a_server_that_ends_gives_a_question_of_another_server_back(asking: Asking) -> None:
-    """Its worker was asked and has not answered; it is sent to the server that waits for it."""
-    second = await asking.start_server()
-    leaving = await asking.worker(second)
-    run_id = (await asking.api.start("code")).run_id
-    answer = asking.ask(run_id)
-    await leaving.next(pb.Query)
-    await second.stop()
+    await (leaving.drop() if goes == "worker" else second.stop())
     worker = await asking.worker()
     await worker.answer(await worker.next(pb.Query), "2")
     assert (await answer).json == "2"
