@@ -58,6 +58,17 @@ async def test_a_listener_whose_backend_is_terminated_comes_back(scene: Scene) -
         await until_count(scene.dsn, LISTENERS, 2)
 
 
+async def test_a_listener_whose_connecting_takes_too_long_leaves_no_connection_behind(scene: Scene) -> None:
+    """The database has let it in, but it does not hear of that: what it gave up must not stay connected."""
+    hole = scene.proxy(database_address(scene.dsn))
+    hole.blackhole("down")
+    await scene.serve(**QUICK, listen_dsn=redirected(scene.dsn, hole.address) + " sslmode=disable", connect_timeout=2.0)
+    await eventually(lambda: hole.accepted > 1, what="it tries again")
+    hole.heal()
+    await until_count(scene.dsn, LISTENERS + " and query = 'listen fencepost'", 1)
+    await until_count(scene.dsn, LISTENERS, 1)
+
+
 async def test_hints_that_are_lost_cost_a_poll_at_most_and_a_deaf_listener_notices_it(scene: Scene) -> None:
     """I10: the listener's connection is a black hole, so for a while it does not even know that it hears nothing."""
     hole = scene.proxy(database_address(scene.dsn))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import LiteralString
 
 import psycopg
@@ -44,6 +45,13 @@ async def database(dsn: str) -> AsyncIterator[Database]:
     await database.open()
     yield database
     await database.close()
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
 
 
 async def test_a_transaction_commits_at_the_end_of_its_block_and_rolls_back_on_an_error(
@@ -167,6 +175,31 @@ async def test_a_database_that_is_away_is_told_as_such_and_found_again(database:
 
     await eventually(answers)
     assert not any("terminat" in message for message in told)
+
+
+async def test_a_connection_that_is_not_made_in_time_is_given_up_at_once(without_collector: None) -> None:
+    """Not when the collector comes by: meanwhile the other side would keep up what nobody has any more."""
+    begun = ended = 0
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal begun, ended
+        begun += 1
+        await reader.read()
+        ended += 1
+        writer.close()
+
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as silent:
+        host, port = silent.sockets[0].getsockname()
+        config = config_of(f"host={host} port={port} user=nobody sslmode=disable", connect_timeout=2)
+        database = Database(config, "test", 1)
+        await database.open()
+        with pytest.raises(DatabaseUnavailable):
+            await database.rows(b"select 1")
+        await database.close()
+        with pytest.raises(psycopg.errors.ConnectionTimeout):
+            await connect(config)
+        assert begun >= 2
+        await eventually(lambda: ended == begun, what="the sockets of both are closed")
 
 
 async def test_a_statement_alone_is_stopped_at_the_time_limit(database: Database) -> None:

@@ -14,6 +14,7 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
+from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -57,6 +58,19 @@ class Connection(psycopg.AsyncConnection[Any]):
         """How many there were. None is given twice: it may be known to the server although what came with it failed."""
         self.transformer: Any = None
         """Kept, because it remembers how each type is read and written."""
+
+    @classmethod
+    async def connect(cls, conninfo: str = "", **kwargs: Any) -> Connection:
+        """The driver's own, which leaves the socket open if its time is up, in a cycle of the error, the frames that it
+        has come through and the half-made connection: until the collector comes by, which with an idle server is never.
+        """
+        try:
+            return await super().connect(conninfo, **kwargs)
+        except psycopg.Error as error:
+            for each in (error, error.__context__):
+                if each is not None:
+                    clear_frames(each.__traceback__)
+            raise
 
 
 class Result:
