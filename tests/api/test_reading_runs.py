@@ -275,7 +275,7 @@ async def test_wait_returns_at_the_end_of_the_run_or_of_its_timeout(
         answer = await api.runs.WaitRun(request, timeout=DEADLINE)
         assert not answer.ended
         assert answer.run.state == run_pb2.RUN_STATE_PENDING
-        assert timeout <= time.monotonic() - began < timeout + 1
+        assert timeout <= time.monotonic() - began < timeout + 5
     waiting = [asyncio.create_task(api.wait(run_id)) for api in apis for _ in range(2)]
     worker = await connect_worker(servers[0].grpc_address)
     await worker.complete(await worker.task(), "7")

@@ -167,7 +167,7 @@ async def test_a_retry_that_falls_due_is_taken_although_nothing_else_happens(
     await worker.fail(await worker.task())
     failed = time.monotonic()
     assert (await worker.task()).attempt == 2
-    assert 0.25 < time.monotonic() - failed < 2
+    assert 0.25 < time.monotonic() - failed < 10
 
 
 async def test_a_lease_that_ran_out_costs_an_attempt_and_its_holder_is_told(
@@ -330,7 +330,7 @@ async def test_the_time_of_an_attempt_goes_on_over_a_reconnect_and_into_the_next
     assert welcome.held[0].kept
     assert 0 < welcome.held[0].lease_duration.ToTimedelta().total_seconds() <= 0.5
     assert (await worker.next(pb.Revoke)).reason == error_pb2.ERROR_REASON_ATTEMPT_TIMEOUT
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10, "not when the lease ends"
 
 
 async def test_a_step_waits_for_a_worker_that_has_its_handler_in_its_queue(

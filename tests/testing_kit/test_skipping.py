@@ -58,7 +58,7 @@ async def test_a_sleep_of_a_year_and_a_wait_of_a_week_take_no_time(env: AsyncEnv
     assert failed.value.failure is not None
     assert failed.value.failure.code == "SIGNAL_TIMEOUT"
     assert about(after, before + YEAR + 7 * DAY)
-    assert took < 2
+    assert took < 10
 
 
 async def test_events_have_the_times_that_were_skipped_to(env: AsyncEnvironment) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.fixtures.proxy import Proxy
+from tests.fixtures.proxy import CHUNK, Proxy
 from tests.fixtures.waiting import wait_until
 
 LIMIT = 5.0
@@ -195,12 +195,12 @@ def test_a_connection_made_during_a_black_hole_gets_through_when_it_is_healed(
 def test_a_delay_is_latency_and_not_a_limit_of_throughput(proxy: Proxy, connect: Callable[[], socket.socket]) -> None:
     client = connect()
     assert says(client, b"x") == b"x"
-    proxy.delay(0.1, "up")
+    data = bytes(20 * CHUNK)
+    proxy.delay(0.3, "up")
     began = time.monotonic()
-    for _ in range(5):
-        client.sendall(b"y")
-    assert read_exactly(client, 5) == b"yyyyy"
-    assert 0.1 <= time.monotonic() - began < 0.4
+    client.sendall(data)
+    assert read_exactly(client, len(data)) == data
+    assert 0.3 <= time.monotonic() - began < 10 * 0.3
 
 
 def test_a_throttled_connection_carries_so_many_bytes_a_second(
