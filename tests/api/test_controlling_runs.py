@@ -210,6 +210,18 @@ async def test_a_repeat_gets_the_first_answer_and_another_request_under_its_id_a
     assert kinds(await api.history(run_id)).count("signal_received") == 1
 
 
+@pytest.mark.parametrize("request_id", ["p", "~p"])
+async def test_a_repeat_of_what_changed_nothing_gets_its_answer_too(api: Api, request_id: str) -> None:
+    """However a caller spells his request id."""
+    await api.register(manifest())
+    run_id = (await api.start()).run_id
+    await ask(api, "PauseRun", run_id)
+    first = await ask(api, "PauseRun", run_id, request_id=request_id)
+    await ask(api, "ResumeRun", run_id)
+    assert await ask(api, "PauseRun", run_id, request_id=request_id) == first
+    assert (await api.get(run_id)).state != run_pb2.RUN_STATE_PAUSED
+
+
 async def test_without_a_request_id_each_signal_is_another(api: Api) -> None:
     await api.register(manifest())
     run_id = (await api.start()).run_id

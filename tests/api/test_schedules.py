@@ -14,7 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from fencepost.v1 import schedule_service_pb2 as pb
 from fencepost.v1.payload_pb2 import Payload
-from tests.engine.rows import count
+from tests.engine.rows import count, execute
 from tests.engine.scheduling import create, get, now, span, spec, stamp, stub
 from tests.fixtures.api import DEADLINE, Api
 from tests.fixtures.refusals import refused
@@ -194,6 +194,22 @@ async def test_schedules_are_listed_by_id_in_pages_and_by_namespace(api: Api) ->
 async def update(api: Api, wanted: pb.ScheduleSpec, **fields: Any) -> pb.Schedule:
     request = pb.UpdateScheduleRequest(schedule_id="s", spec=wanted, **fields)
     return (await stub(api).UpdateSchedule(request, timeout=DEADLINE)).schedule
+
+
+async def test_one_that_can_not_be_read_is_told_and_keeps_no_other_from_being_listed(api: Api, dsn: str) -> None:
+    """As when a newer release has made it. It can be paused, and made good by an update."""
+    for schedule_id in ("a", "b", "c"):
+        await create(api, spec(), schedule_id)
+    newer = """update schedule set spec = (spec::jsonb || '{"newer": 1}')::json where schedule_id = 'b'"""
+    assert await execute(dsn, newer) == 1
+    listed = (await stub(api).ListSchedules(pb.ListSchedulesRequest(), timeout=DEADLINE)).schedules
+    assert [(found.schedule_id, found.HasField("spec")) for found in listed] == [("a", True), ("b", False), ("c", True)]
+    assert listed[1].last_error.startswith("INTERNAL: ")
+    assert await get(api, "b") == listed[1]
+    pause = pb.PauseScheduleRequest(schedule_id="b")
+    assert (await stub(api).PauseSchedule(pause, timeout=DEADLINE)).schedule.paused
+    update = pb.UpdateScheduleRequest(schedule_id="b", spec=spec())
+    assert (await stub(api).UpdateSchedule(update, timeout=DEADLINE)).schedule.spec == listed[0].spec
 
 
 async def test_an_update_replaces_the_spec_and_moves_the_next_time(api: Api, dsn: str) -> None:

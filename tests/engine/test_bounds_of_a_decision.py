@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 
 from fencepost_server.domain.model import EventType
+from fencepost_server.engine import flow
 from tests.engine.costs import counted
 from tests.engine.flows import OpenScene, Scene, given, step, workflow
 from tests.engine.rows import count, fetch, holding
@@ -52,6 +53,24 @@ async def test_large_inputs_of_many_items_are_built_a_few_at_a_time_and_others_s
     assert max(b - a for a, b in pairwise(begun)) <= 4 * 20, "a start waited for more than the transaction before it"
     assert await count(scene.dsn, "timer") == 0
     await scene.call("Terminate", run_id)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+async def test_maps_in_a_map_are_opened_a_few_at_a_time(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, behind: bool
+) -> None:
+    """However small their items are: an input of a megabyte makes half a million events, on which a transaction was
+    begun again and again that could not be done in its time. First in their sequences, or behind another node.
+    """
+    monkeypatch.setattr(flow, "_MAX_OPENED", 500)
+    cases = [{"when": {"at": "", "eq": 1}, "do": [{"id": "nap", "sleep": "1h"}]}]
+    other = [{"id": "other", "choose": [{"when": {"at": "", "eq": 1}, "do": [{"id": "sleep", "sleep": "1h"}]}]}]
+    inner = {"id": "inner", "map": {"over": "", "do": [{"id": "pick", "choose": cases}], "max_parallel": 10}}
+    outer = {"id": "outer", "map": {"over": "", "do": [*(other if behind else ()), inner], "max_parallel": 1000}}
+    run_id = await scene.run(outer, data=[[0] * 300] * 10)
+    assert await scene.output(run_id) == [[0] * 300] * 10
+    [(most,)] = await fetch(scene.dsn, "select max(n) from (select count(*) as n from event group by xmin::text) x")
+    assert most < 2000
 
 
 async def test_items_whose_inputs_are_put_off_go_on_over_a_failure_and_a_pause(open_scene: OpenScene) -> None:

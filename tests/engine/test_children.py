@@ -25,7 +25,7 @@ from tests.engine.flows import (
     value_of,
     workflow,
 )
-from tests.engine.rows import count, fetch
+from tests.engine.rows import count, execute, fetch
 from tests.fixtures.raw_worker import LEASE_LOST
 from tests.fixtures.refusals import refused
 from tests.fixtures.waiting import eventually
@@ -386,6 +386,19 @@ async def test_a_paused_parent_hears_of_its_child_and_goes_on_after_the_pause(sc
     await scene.no_task()
     await scene.call("Resume", run_id)
     assert given(await scene.task("c")) == "B"
+
+
+async def test_a_message_of_a_kind_that_a_newer_release_has_keeps_no_other_from_delivery(scene: Scene) -> None:
+    """Row 12."""
+    await execute(
+        scene.dsn,
+        """insert into message (target_run, kind, source_run, source_seq, namespace, body)
+           values (gen_random_uuid(), 99, gen_random_uuid(), 1, 'default', '{}')""",
+    )
+    run_id = await family(scene, CHILD)
+    await scene.do("b", output="out")
+    assert await scene.output(run_id) == "out"
+    assert await count(scene.dsn, "message") == 1
 
 
 async def test_the_outbox_leaves_nothing_behind(scene: Scene) -> None:

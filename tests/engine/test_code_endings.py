@@ -103,6 +103,22 @@ async def test_a_function_that_does_not_end_in_its_grace_loses_the_run(code: Cod
     assert [r.outcome for r in await send(code.decider, run.item(local(1), outcome=CONTINUE))] == [LEASE_LOST]
 
 
+@pytest.mark.parametrize("grace", [10, 3600])
+async def test_steps_that_a_cancelled_function_leaves_open_have_the_grace_of_the_cancel(code: Code, grace: int) -> None:
+    """Not the server's own, which is 30 s."""
+    run = await code.begin(call(1, "a"), outcome=CONTINUE)
+    run_id = run.task.task.run_id
+    await code.scene.task("a")
+    await code.scene.call("Cancel", run_id, grace=seconds(grace))
+    await run.fail()
+    [(left,)] = await fetch(
+        code.scene.dsn,
+        "select extract(epoch from attempt_deadline_at - clock_timestamp())::float8 from task where run_id = %s",
+        [run_id],
+    )
+    assert grace - 10 < left <= grace
+
+
 async def test_a_failed_function_undoes_what_was_done_local_steps_too_in_reverse(code: Code) -> None:
     run_id = await code.start()
     run = await code.take()

@@ -273,6 +273,26 @@ async def test_times_missed_by_more_than_the_window_are_left_out_and_counted(api
     assert handled == (found.next_fire_time.ToDatetime(begin.tzinfo) - begin) // MINUTE
 
 
+async def test_many_that_have_missed_much_catch_up_although_a_transaction_may_not_take_so_long(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Connect
+) -> None:
+    """Counting what was missed takes longer for all of them than a transaction may."""
+    server = await in_process_server(dsn, batch_timeout=1.0)
+    api = connect_api(server.grpc_address)
+    await create(api, spec("* * * * *", time_zone="Europe/Berlin"))
+    await execute(
+        dsn,
+        """insert into schedule (namespace, schedule_id, uuid, spec, input, paused, next_fire_at, due_at)
+           select namespace, 's' || n, gen_random_uuid(), spec, input, false, clock_timestamp() - interval '4 y', now()
+           from schedule, generate_series(1, 16) n""",
+    )
+
+    async def caught_up() -> bool:
+        return await count(dsn, "schedule", "skipped_missed > 2000000") == 16
+
+    await eventually(caught_up)
+
+
 async def test_a_run_that_cannot_be_started_is_told_and_the_schedule_goes_on(api: Api, dsn: str) -> None:
     await create(api, spec())
     await fire_now(dsn)

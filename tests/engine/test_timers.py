@@ -69,6 +69,18 @@ async def test_a_timer_whose_run_another_transaction_holds_delays_no_other(open_
         await scene.output(run_id)
 
 
+async def test_a_timer_of_a_kind_that_a_newer_release_has_keeps_no_other_from_firing(open_scene: OpenScene) -> None:
+    """Row 12."""
+    scene = await open_scene()
+    strange, run_id = await sleepers(scene, 2)
+    await execute(
+        scene.dsn, "update timer set kind = 99, fire_at = fire_at - interval '1 d' where run_id = %s", [strange]
+    )
+    await wake_all(scene.dsn)
+    await scene.output(run_id)
+    assert await count(scene.dsn, "timer") == 1
+
+
 async def test_an_idle_server_knows_when_the_next_timer_is_due(open_scene: OpenScene) -> None:
     """It does not wait for its next look: a timer's time is told when it is made."""
     scene = await open_scene(poll_interval=30, outage_gap=60)

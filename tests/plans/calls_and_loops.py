@@ -260,7 +260,13 @@ _GIVEN: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
         10,
     ),
     "retention: delete": ("retention", "delete", {"run_ids": Uuids(SOME)}, OF_A_RUN, 500),
-    "retention: lock hidden": ("retention", "lock_hidden", {}, {"run_list", "run_list_workflow", "run_list_user"}, 5),
+    "retention: lock hidden": (
+        "retention",
+        "lock_hidden",
+        {"left": Uuids(SOME[:1])},
+        {"run_list", "run_list_workflow", "run_list_user"},
+        5,
+    ),
     "retention: delete slice": ("retention", "delete_slice", {"run_id": SOME[0], "limit": 100}, OF_A_RUN, 60),
     "retention: outlived": (
         "retention",

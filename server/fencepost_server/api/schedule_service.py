@@ -13,6 +13,7 @@ from fencepost_server.api.calls import call
 from fencepost_server.api.checks import Checks, page_token, read_page_token
 from fencepost_server.config import Config
 from fencepost_server.domain import schedule
+from fencepost_server.domain.errors import Internal
 from fencepost_server.domain.schedule import Overlap, Spec
 from fencepost_server.engine import schedules
 from fencepost_server.engine.engine import Engine
@@ -232,11 +233,16 @@ def _time(checks: Checks, value: Timestamp, path: str, *, given: bool) -> dateti
 
 
 def _schedule(row: ScheduleRow) -> pb.Schedule:
-    """A row as a message of the contract."""
+    """A row as a message of the contract. One whose spec can't be read harms no list that it is in."""
+    spec, error = None, row.last_error
+    try:
+        spec = _spec_out(row.spec())
+    except (ValueError, KeyError, TypeError):
+        error = error or f"{Internal.reason}: this release of the server can't read the spec"
     return pb.Schedule(
         schedule_id=row.schedule_id,
         namespace=row.namespace,
-        spec=_spec_out(row.spec()),
+        spec=spec,
         paused=row.paused,
         pause_reason=row.pause_reason,
         next_fire_time=timestamp(row.state.next_fire_at),
@@ -245,7 +251,7 @@ def _schedule(row: ScheduleRow) -> pb.Schedule:
         started_runs=row.started_runs,
         skipped_overlap=row.state.skipped_overlap,
         skipped_missed=row.state.skipped_missed,
-        last_error=row.last_error,
+        last_error=error,
         etag=schedules.etag(row),
         create_time=timestamp(row.created_at),
     )

@@ -93,7 +93,8 @@ def _due(spec: Spec, key: str, state: State, now: datetime, patience: Patience) 
     if state.pending_at is not None:
         # Whoever sees the run end tells of it; this is for when nobody does. Looks get rarer as the wait gets longer.
         times.append(now + min(max((now - state.pending_at) / 10, _SHORTEST_LOOK), patience.look))
-    return min(times, default=None)
+    # One that has more to make up for comes behind those that are due already: they are looked at in that order.
+    return max(min(times), now) if times else None
 
 
 def paused(state: State, now: datetime) -> State:

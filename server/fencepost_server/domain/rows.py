@@ -69,7 +69,9 @@ class Control:
     undos: int = 0
     """Rows of the undo log: completed steps and children that can be undone, and steps that may have acted."""
     ending: dict[str, Any] | None = None
-    """What the run will end as, once it is ENDING: state, failure (JSON of a Failure), retryable."""
+    """What the run will end as, once it is ENDING: state, failure (JSON of a Failure), retryable; and if a code run was
+    asked to end, the grace in seconds.
+    """
     paused: bool = False
     blocked: bool = False
     """A step of it is parked."""

@@ -160,7 +160,8 @@ async def _ended(ctx: RunContext, advance: Advance) -> None:
     control = ctx.control
     if control.ending is not None:
         ctx.changes.rows.add("delete_grace", ctx.run.run_id)
-        await ending.stop_open(ctx, ctx.env.limits.cancel_grace)
+        grace = control.ending.get("grace")  # none: an older release has asked it to end
+        await ending.stop_open(ctx, ctx.env.limits.cancel_grace if grace is None else grace)
         await ending.go_on(ctx)
     elif advance.outcome is AdvanceOutcome.FAIL:
         assert advance.failure is not None  # the edge saw to it

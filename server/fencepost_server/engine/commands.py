@@ -66,7 +66,7 @@ async def command(ctx: RunContext, command: Command) -> Commanded | FencepostErr
         return answer
     answer = Commanded(ctx.state, 0 if answer is None else answer.seq)
     # What changes nothing is repeatable by itself: only a caller's own id may have to recall it after a later change.
-    if command.request_id and (verdict is not Verdict.KEEP or not command.request_id.startswith("~")):
+    if command.request_id and (verdict is not Verdict.KEEP or not command.unnamed):
         remembered = json.dumps({"state": int(answer.state), "seq": answer.seq})
         row = (_chain(ctx), command.request_id, command.fingerprint, remembered)
         ctx.changes.rows.add("insert_request", *row)
@@ -140,7 +140,7 @@ async def _signal(ctx: RunContext, command: Command) -> Commanded | FencepostErr
     if not waits and control.signals >= ctx.env.limits.max_pending_signals:
         return TooManySignals(f"the run holds {control.signals} signals already")
     detail = {"name": command.name}
-    if command.request_id and not command.request_id.startswith("~"):
+    if command.request_id and not command.unnamed:
         detail["request_id"] = command.request_id
     seq = ctx.event(EventType.SIGNAL_RECEIVED, payload=payload, detail=detail)
     if waits:

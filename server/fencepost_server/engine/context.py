@@ -137,7 +137,9 @@ class RunContext:
         "inputs",
         "leased",
         "next_undo",
-        "now", "output_size",
+        "now",
+        "opened",
+        "output_size",
         "plain",
         "recent",
         "report",
@@ -176,6 +178,8 @@ class RunContext:
         """Of a code run: the events that this batch has added."""
         self.output_size = 0
         """About the bytes of the run's output, once it has one."""
+        self.opened = 0
+        """Items of maps that this batch has opened in the run."""
         self.written = 0
         """About the bytes of payloads that this batch has added to the history of the run."""
 

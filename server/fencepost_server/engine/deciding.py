@@ -311,7 +311,7 @@ async def asked_to_end(ctx: RunContext, state: RunState, failure: Failure, grace
     control = ctx.control
     ctx.run.failure = failure.to_json()
     ctx.run.state = RunState.ENDING
-    control.ending = {"state": int(state), "failure": failure_json(failure), "retryable": False}
+    control.ending = {"state": int(state), "failure": failure_json(failure), "retryable": False, "grace": grace}
     detail = {"state": int(state), "failure": failure_json(failure), "grace": grace}
     seq = ctx.event(EventType.RUN_ENDING, detail=detail)
     ctx.start_timer(seq, TimerKind.GRACE, ctx.now + timedelta(seconds=grace), 0, TOP, Value(0, 0))

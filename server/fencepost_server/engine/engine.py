@@ -187,7 +187,7 @@ class Engine:
             raise ServerDraining("this server is shutting down")
         if not command.request_id and command.kind < CommandKind.REMOVE:
             # A lane repeats it when its commit got no answer: a signal would be two, a retry would be refused.
-            command.request_id = f"~{uuid.uuid4()}"
+            command.request_id, command.unnamed = f"~{uuid.uuid4()}", True
         self._lane(command.run_id).submit_one(command)
 
     def report(self, reports: Sequence[Report]) -> None:

@@ -37,6 +37,10 @@ _MAX_WRITTEN = 16 << 20
 """Bytes of payloads that one batch adds to one run before the rest is put off: a map may build a large input for each
 of a thousand items.
 """
+_MAX_OPENED = 20_000
+"""Items of maps that one batch opens in one run before it puts further maps off: there may be thousands of maps in a
+map, with thousands of items each.
+"""
 
 
 async def pump(ctx: RunContext) -> None:
@@ -86,6 +90,8 @@ async def _enter(ctx: RunContext, node: GraphNode, place: Place, value: Value) -
             scope_id = _open_scope(ctx, node, place, value, len(node.bodies), len(node.bodies), 0)
             for item, body in enumerate(node.bodies):
                 ctx.enter(body, Place(scope_id, item), value)
+        case MapNode() if ctx.opened >= _MAX_OPENED:
+            _put_off(ctx, [(True, node.index, place, value)])
         case MapNode():
             await _map(ctx, node, node.node, place, value)
         case ChooseNode():
@@ -295,6 +301,7 @@ async def _map(ctx: RunContext, node: GraphNode, map_: MapNode, place: Place, va
         message = f"node {node.id}: {map_.over or 'the input'} has {len(items)} items; at most {limit} are accepted"
         await ending.fail_node(ctx, node, place, value, "INVALID_NODE_INPUT", message)
         return
+    ctx.opened += len(items)
     texts = [written(item) for item in items]
     largest = max(map(len, texts), default=0)
     begun = min(len(texts), map_.max_parallel)

@@ -291,6 +291,8 @@ class Command:
     """Of a CANCEL, in seconds; None: as configured."""
     skip_undo: bool = False
     """Of a RETRY."""
+    unnamed: bool = False
+    """The caller gave no request id: it is this server's own, for its repeats."""
     result: asyncio.Future[Commanded | FencepostError] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )

@@ -3,8 +3,9 @@
 Nothing of a run that has not ended is touched, however old it is, and nobody ever sees half of a run. Each step is one
 bounded transaction: a page of runs read without locks, then those of them that are due locked (skipping what others
 hold), looked at again and deleted; or a slice of a run with a long history, which is hidden before. Where a step
-is too much for the database in the time of a transaction, the next one is smaller. A step is followed by a rest as
-long as it took, so that a mountain of old runs takes no more than half of one connection.
+is too much for the database in the time of a transaction, the next one is smaller. One that fails and can't be smaller
+is left for the next turn, so that a run which can't be deleted keeps no other one, and no turn from its end. A step is
+followed by a rest as long as it took, so that a mountain of old runs takes no more than half of one connection.
 
 No index knows when runs ended (such a column would cost every step of every run), but none ended before it was created:
 so each workflow's runs are gone through from the oldest, as far as they are old enough. Long-lived runs at that end
@@ -35,6 +36,7 @@ TURN = 60.0
 """Seconds between turns."""
 _LOOK = 1.0  # seconds between pages on which there was nothing to delete
 _PAGE, _RANGES, _MANIFESTS, _KEYS = 1000, 500, 50, 1000
+_MAX_LEFT = 100  # runs that one turn finds it can't delete: then it is not for the runs that it fails
 
 
 class Retention:
@@ -50,6 +52,8 @@ class Retention:
         self._runs = config.retention_batch
         self._events = config.retention_batch_events
         self._turn_began = False
+        self._left: set[str] = set()
+        """Runs that could not be deleted in this turn."""
         self._told = 0
         self.deleted = 0
         """Runs that this server has deleted."""
@@ -68,9 +72,12 @@ class Retention:
         began = asyncio.get_running_loop().time()
         try:
             worked = await self._step()
-        except DatabaseUnavailable:
-            # Perhaps the database is away, and perhaps this was too much for it: then less will do.
-            self._runs, self._events = max(1, self._runs // 2), max(1, self._events // 2)
+        except Exception as error:
+            # Perhaps one of the runs can't be deleted: with less it shows which. Perhaps the database is away, and
+            # perhaps this was too much for it: then less will do.
+            self._runs = max(1, self._runs // 2)
+            if isinstance(error, DatabaseUnavailable):
+                self._events = max(1, self._events // 2)
             raise
         if worked is None:
             return TURN
@@ -84,23 +91,32 @@ class Retention:
         """Returns whether anything was done but looking; None: the turn is over."""
         if not self._turn_began:
             self._ranges.extend(await self._find_ranges())
+            self._left.clear()
             self._turn_began = True
             return True
         if self._ranges:
-            range_ = self._ranges.popleft()
-            try:
-                deleted, rest = await self._pass_through(range_)
-            except BaseException:
-                self._ranges.append(range_)  # behind the others, which may fare better
-                raise
-            self._ranges.extend(rest)
-            return deleted > 0
-        if await self._delete_hidden() or await self._forget_keys():
-            return True
+            return await self._pass_through(self._ranges.popleft()) > 0
+        left = len(self._left)
+        try:
+            if await self._delete_hidden() or await self._forget_keys():
+                return True
+        except Exception as error:
+            if len(self._left) == left and self._smallest(1, error):
+                self._turn_began = False  # all else had its turn: it gets the next one
+            raise
         if self.deleted > self._told:
             log.info("deleted %d runs that ended long ago", self.deleted - self._told)
         self._told, self._turn_began = self.deleted, False
         return None
+
+    def _smallest(self, runs: int, error: BaseException) -> bool:
+        """Whether a step with so many runs failed although it could not have been smaller."""
+        return runs <= 1 and (self._events == 1 or not isinstance(error, DatabaseUnavailable))
+
+    def _leave(self, run_id: str, error: BaseException) -> None:
+        """A run stays until the next turn."""
+        self._left.add(run_id)
+        log.warning("run %s can't be deleted, the next turn tries it again: %s", run_id, error)
 
     # Runs
 
@@ -147,11 +163,24 @@ class Retention:
         keep = self._keep(definition_hash)
         return definition_hash in self._keeps and bool(keep) and ended_since is not None and ended_since > keep
 
-    async def _pass_through(self, range_: Range) -> tuple[int, list[Range]]:
-        """Delete the first runs of a range that are due. Returns how many, and what is left of the range: after other
-        workflows it goes on there.
+    async def _pass_through(self, range_: Range) -> int:
+        """Delete the first runs of a range that are due; after other workflows it goes on behind them. Returns how
+        many.
         """
-        found = await retention.page(self._database, range_, _PAGE)
+        due: list[OldRun] = []
+        try:
+            found = await retention.page(self._database, range_, _PAGE)
+            due, reached = self._first_due(found)
+            deleted = await self._delete(due) if due else 0
+        except Exception as error:
+            self._put_back(range_, due, error)
+            raise
+        if reached is not None and (reached is not found[-1] or len(found) == _PAGE):
+            self._ranges.append(range_.after(reached))
+        return deleted
+
+    def _first_due(self, found: Sequence[OldRun]) -> tuple[list[OldRun], OldRun | None]:
+        """The first runs of a page that are due, as many as one step deletes, and the last run before the next one."""
         due: list[OldRun] = []
         reached: OldRun | None = None
         events = 0
@@ -162,9 +191,17 @@ class Retention:
                     break
                 due.append(run)
             reached = run
-        deleted = await self._delete(due) if due else 0
-        more = reached is not None and (reached is not found[-1] or len(found) == _PAGE)
-        return deleted, [range_.after(reached)] if reached is not None and more else []
+        return due, reached
+
+    def _put_back(self, range_: Range, due: Sequence[OldRun], error: Exception) -> None:
+        """What failed is tried again behind the other workflows, which may fare better; or in the next turn, if there
+        is nothing smaller to try.
+        """
+        if not self._smallest(len(due), error):
+            self._ranges.append(range_)
+        elif due and len(self._left) < _MAX_LEFT:
+            self._leave(due[0].run_id, error)
+            self._ranges.append(range_.after(due[0]))
 
     async def _delete(self, runs: Sequence[OldRun]) -> int:
         """Delete those of the runs that are still due, or hide the only one. Returns how many are gone."""
@@ -190,10 +227,18 @@ class Retention:
 
     async def _delete_hidden(self) -> bool:
         """A slice of a run that was hidden, by whichever server."""
-        async with self._database.transaction() as session:
-            run_id = await retention.lock_hidden(session)
-            if run_id is not None:
-                await retention.delete_slice(session, run_id, self._events)
+        run_id: str | None = None
+        if len(self._left) >= _MAX_LEFT:
+            return False
+        try:
+            async with self._database.transaction() as session:
+                run_id = await retention.lock_hidden(session, self._left)
+                if run_id is not None:
+                    await retention.delete_slice(session, run_id, self._events)
+        except Exception as error:
+            if run_id is not None and self._smallest(1, error):
+                self._leave(run_id, error)
+            raise
         return run_id is not None
 
     # Keys

@@ -2,7 +2,8 @@
 
 Any server may do it, and several may try the same at once: each timer and each message is a row that is read again
 under the lock of its run and goes in the transaction that acts on it, so that it acts once (I13). What is under way
-here is remembered only so as not to try it twice.
+here is remembered only so as not to try it twice. What a newer release has written, and this one does not know, is left
+to the servers that do.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _MAX_PAGES = 40
 _FAR = 3600.0
 _AGAIN = 0.05
 _PUT_OFF_BYTES = 1 << 20
+_TIMERS, _MESSAGES = frozenset(map(int, TimerKind)), frozenset(map(int, MessageKind))
 
 
 class Timers:
@@ -62,7 +64,11 @@ class Timers:
         after, self._after = self._after, None  # behind those of the last look, if these were too many for it
         for _ in range(_MAX_PAGES):
             page = await extras.due_timers(self._database, after, self._config.timer_batch)
-            fresh = [timer for timer in page if (timer.run_id, timer.seq, timer.kind) not in self._under_way]
+            fresh = [
+                timer
+                for timer in page
+                if timer.kind in _TIMERS and (timer.run_id, timer.seq, timer.kind) not in self._under_way
+            ]
             self._under_way.update((timer.run_id, timer.seq, timer.kind) for timer in fresh)
             self._submit([self._fire(timer) for timer in fresh])
             if len(page) < self._config.timer_batch:
@@ -107,7 +113,7 @@ class Outbox:
         try:
             for _ in range(_MAX_PAGES):
                 page = await extras.messages(self._database, after, self._config.outbox_batch)
-                fresh = [message for message in page if message.message_id not in self._under_way]
+                fresh = [m for m in page if m.kind in _MESSAGES and m.message_id not in self._under_way]
                 self._under_way.update(message.message_id for message in fresh)
                 self._submit(
                     [

@@ -120,9 +120,9 @@ def _remember(session: Session, run_ids: Collection[str], key_memory: float) -> 
     session.send(query("retention", "remember"), params)
 
 
-async def lock_hidden(session: Session) -> str | None:
-    """Lock a hidden run that nobody holds."""
-    rows = await session.rows(query("retention", "lock_hidden"))
+async def lock_hidden(session: Session, left: Collection[str]) -> str | None:
+    """Lock a hidden run that nobody holds and that is none of ``left``."""
+    rows = await session.rows(query("retention", "lock_hidden"), {"left": Uuids(left)})
     return rows[0][0] if rows else None
 
 

@@ -99,8 +99,8 @@ with events as (delete from event where run_id = any(%(run_ids)s)),
 delete from run where run_id = any(%(run_ids)s);
 
 -- name: lock_hidden
--- locks: one hidden run, whichever nobody holds. index: run_list
-select run_id from run where namespace = '' order by created_at desc, run_id desc limit 1 for update skip locked;
+-- locks: one hidden run, whichever nobody holds, but of those that can't be deleted. index: run_list
+select run_id from run where namespace = '' and run_id <> all(%(left)s) order by created_at desc, run_id desc limit 1 for update skip locked;
 
 -- name: delete_slice
 -- Up to %(limit)s rows of each table of a hidden run, which is locked; the newest events first, so that whoever was reading when it
