@@ -176,6 +176,22 @@ def test_the_version_is_told_and_nothing_at_all_prints_help() -> None:
     assert run("no-such-command").code == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("runs", "cancel"), "No such command 'cancel' here. There is: fencepost cancel\n"),
+        (("history",), "No such command 'history' here. There is: fencepost runs history\n"),
+        (("get", "x"), "There is: fencepost definitions get, fencepost runs get\n"),
+        (("runs", "canel"), "No such command 'canel'.\n"),
+        (("runs", "lst"), "Did you mean 'list'?"),
+    ],
+)
+def test_a_command_in_the_wrong_place_is_told_the_right_one(words: tuple[str, ...], told: str) -> None:
+    refused = run(*words)
+    assert refused.code == 2
+    assert told in refused.error
+
+
 def test_the_module_is_the_same_program(python_process: Callable[..., Process]) -> None:
     process = python_process("-m", "fencepost_server.cli", "--version")
     assert process.wait() == 0
