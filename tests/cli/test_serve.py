@@ -58,6 +58,17 @@ def test_flags_go_before_variables_and_variables_before_defaults(
     assert process.terminate() == 0
 
 
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_server_that_does_not_listen_says_once_that_it_polls(
+    python_process: Callable[..., Process], dsn: str, *, listens: bool
+) -> None:
+    listen = ("--listen-dsn", dsn) if listens else ()
+    process = python_process("-m", "fencepost_server.cli", "serve", "--dsn", dsn, *listen, *FREE_PORTS)
+    process.wait_logged("fencepost serves" if listens else "no listen_dsn is set")
+    assert process.terminate() == 0
+    assert process.logs.count("no listen_dsn is set") == (0 if listens else 1)
+
+
 def test_serve_can_bring_the_schema_up_to_date_first(python_process: Callable[..., Process], fresh_dsn: str) -> None:
     process = python_process(
         *("-m", "fencepost_server.cli", "serve", "--migrate", "--dsn", fresh_dsn, *FREE_PORTS, "--log-format", "json")
