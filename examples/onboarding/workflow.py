@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from examples.onboarding.office import office
-from fencepost import PermanentError, SignalTimeout, StepContext, WorkflowContext, undo, workflow
+from fencepost import NotDecodable, PermanentError, SignalTimeout, StepContext, WorkflowContext, undo, workflow
 
 DAY = 86_400.0
 REMINDERS = 3
@@ -64,6 +64,9 @@ async def onboarding(ctx: WorkflowContext, hire: Hire) -> Onboarded:
         while answer is None:
             try:
                 answer = await ctx.signal("approval", type=Answer, timeout=2 * hire.day)
+            except NotDecodable as error:
+                # Somebody's slip of the pen: uncaught, it would fail the run, and all would be taken back.
+                ctx.logger.warning("an approval that can't be read, so the wait goes on: %s", error)
             except SignalTimeout:
                 if reminders == REMINDERS:
                     raise PermanentError(f"{hire.manager} does not answer", code="NO_ANSWER") from None

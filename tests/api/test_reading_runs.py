@@ -285,6 +285,29 @@ async def test_wait_returns_at_the_end_of_the_run_or_of_its_timeout(
     assert (await apis[1].runs.WaitRun(request, timeout=DEADLINE)).ended
 
 
+async def test_a_wait_that_times_out_tells_the_run_as_it_is_then_and_not_as_it_was_at_first(
+    server: InProcessServer, api: Api, connect_worker: ConnectWorker
+) -> None:
+    await api.register(manifest(2))
+    worker = await connect_worker(server.grpc_address, handlers=["s1"])
+
+    async def answer_after_a_step(timeout: float) -> pb.WaitRunResponse | None:
+        run_id = (await api.start()).run_id
+        task = await worker.task()
+        waiting = api.runs.WaitRun(pb.WaitRunRequest(run_id=run_id, timeout=seconds(timeout)), timeout=DEADLINE)
+        await eventually(lambda: run_id in server.app.engine.watches.run_ids)
+        await worker.complete(task, "2")
+        return None if waiting.done() else await waiting
+
+    answer = None
+    for timeout in (0.3, 3.0, 10.0):  # the first is enough, unless the machine is busy
+        answer = answer or await answer_after_a_step(timeout)
+    assert answer is not None
+    assert not answer.ended
+    assert answer.run.state == run_pb2.RUN_STATE_RUNNING
+    assert [step.node_id for step in answer.run.open_steps] == ["n2"]
+
+
 async def test_watch_gives_events_as_they_come_and_ends_after_the_last(
     in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, connect_worker: ConnectWorker
 ) -> None:

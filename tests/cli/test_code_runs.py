@@ -95,6 +95,15 @@ async def test_a_run_that_goes_on_as_another_one_names_it(fencepost: Program, ap
     assert last.split()[3:] == ["run_continued", "run", following]
 
 
+async def test_the_end_of_a_code_run_does_not_name_itself_as_what_has_the_output(
+    fencepost: Program, api: Api, decider: RawWorker
+) -> None:
+    run_id, run = await begin(api, decider)
+    await run.complete(8)
+    [last] = (await fencepost("runs", "history", run_id)).out.splitlines()[-1:]
+    assert " ".join(last.split()[3:]) == "run_completed output of the function"
+
+
 async def test_a_run_that_no_worker_can_decide_says_why_nothing_happens(fencepost: Program, api: Api) -> None:
     await api.register(MANIFEST)
     run_id = (await api.start("code")).run_id

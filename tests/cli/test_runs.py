@@ -284,6 +284,21 @@ async def test_many_runs_are_started_from_a_file_and_each_refused_line_is_told(
     assert "found 1496" in progress.out
 
 
+async def test_a_run_may_begin_later_and_have_a_limit_of_its_own(fencepost: Program, api: Api) -> None:
+    await api.register(manifest(1))
+    lines = '{"start_delay": "1h"}\n{}\n{"start_delay": "5"}\n'
+    many = await fencepost("runs", "start", "wf", "--many", "-", "--start-delay", "1h30m", stdin=lines)
+    assert many.error.startswith("line 3: INVALID_REQUEST: start_delay: '5' is not a duration such as ")
+    runs = [await api.get(listed.run_id) for listed in await api.list_all()]
+    delays = [wait.fire_time.ToSeconds() - run.create_time.ToSeconds() for run in runs for wait in run.open_waits]
+    assert sorted(delays) == [3600, 5400]
+    short = await fencepost("runs", "start", "wf", "--run-timeout", "50ms", "--wait", "--json")
+    assert (short.code, short.document["run"]["failure"]["code"]) == (3, "RUN_TIMEOUT")
+    wrong = run("runs", "start", "wf", "--run-timeout", "2")
+    assert wrong.code == 2
+    assert wrong.error.startswith("fencepost: --run-timeout: '2' is not a duration such as ")
+
+
 async def test_a_watch_shows_events_as_they_come_and_ends_quietly_on_an_interrupt(
     fencepost: Program, api: Api, server: InProcessServer, connect_worker: ConnectWorker
 ) -> None:

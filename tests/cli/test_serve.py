@@ -58,6 +58,17 @@ def test_flags_go_before_variables_and_variables_before_defaults(
     assert process.terminate() == 0
 
 
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_server_that_does_not_listen_says_once_that_it_polls(
+    python_process: Callable[..., Process], dsn: str, *, listens: bool
+) -> None:
+    listen = ("--listen-dsn", dsn) if listens else ()
+    process = python_process("-m", "fencepost_server.cli", "serve", "--dsn", dsn, *listen, *FREE_PORTS)
+    process.wait_logged("fencepost serves" if listens else "no listen_dsn is set")
+    assert process.terminate() == 0
+    assert process.logs.count("no listen_dsn is set") == (0 if listens else 1)
+
+
 def test_serve_can_bring_the_schema_up_to_date_first(python_process: Callable[..., Process], fresh_dsn: str) -> None:
     process = python_process(
         *("-m", "fencepost_server.cli", "serve", "--migrate", "--dsn", fresh_dsn, *FREE_PORTS, "--log-format", "json")
@@ -174,6 +185,22 @@ def test_the_version_is_told_and_nothing_at_all_prints_help() -> None:
     alone = run()
     assert "restore-epoch" in alone.out + alone.err
     assert run("no-such-command").code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("runs", "cancel"), "No such command 'cancel' here. There is: fencepost cancel\n"),
+        (("history",), "No such command 'history' here. There is: fencepost runs history\n"),
+        (("get", "x"), "There is: fencepost definitions get, fencepost runs get\n"),
+        (("runs", "canel"), "No such command 'canel'.\n"),
+        (("runs", "lst"), "Did you mean 'list'?"),
+    ],
+)
+def test_a_command_in_the_wrong_place_is_told_the_right_one(words: tuple[str, ...], told: str) -> None:
+    refused = run(*words)
+    assert refused.code == 2
+    assert told in refused.error
 
 
 def test_the_module_is_the_same_program(python_process: Callable[..., Process]) -> None:

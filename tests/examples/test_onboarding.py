@@ -62,6 +62,13 @@ async def test_a_refusal_undoes_what_was_prepared(env: AsyncEnvironment, run: As
     assert sorted(office.deeds(run.run_id, "Ada")[2:]) == TAKEN_BACK
 
 
+async def test_an_answer_that_is_none_changes_nothing(env: AsyncEnvironment, run: AsyncRunHandle) -> None:
+    await run.signal("approval", {"aproved": True})
+    await env.skip(1 * DAY)
+    await run.signal("approval", Answer(True, by="Grace"))
+    assert await run.result(type=Onboarded) == Onboarded("ada@example.com", "laptop for Ada", "Grace", reminders=0)
+
+
 async def test_a_manager_who_never_answers_is_reminded_three_times_in_eight_days(
     env: AsyncEnvironment, run: AsyncRunHandle
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from fencepost import Client, FencepostError, InvalidJson, InvalidRequest, RunHandle, StartRun, Unavailable, Value
+from fencepost_server.domain.durations import parse_duration
 
 BATCH = 1000
 
@@ -26,6 +27,16 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dedupe_key: str = ""
     on_active_duplicate: Literal["", "conflict", "bind"] = ""
     attributes: dict[str, str] = {}
+    start_delay: str = ""
+    run_timeout: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for durations that are none."""
+        for name in ("start_delay", "run_timeout"):
+            try:
+                _seconds(getattr(self, name))
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
 
     def start(self, workflow_id: str, text: str | None = None) -> StartRun:
         """The run to start, with ``text`` as its input if given."""
@@ -39,6 +50,8 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.dedupe_key,
             self.on_active_duplicate or "conflict",
             attributes=self.attributes,
+            start_delay=_seconds(self.start_delay) or 0.0,
+            run_timeout=_seconds(self.run_timeout),
         )
 
     def over(self, defaults: Line) -> Line:
@@ -54,7 +67,13 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.dedupe_key,
             self.on_active_duplicate or (defaults.on_active_duplicate if self.dedupe_key else ""),
             {**defaults.attributes, **self.attributes},
+            self.start_delay or defaults.start_delay,
+            self.run_timeout or defaults.run_timeout,
         )
+
+
+def _seconds(text: str) -> float | None:
+    return parse_duration(text) / 1000 if text else None
 
 
 _decoder = msgspec.json.Decoder(Line)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
-from typing import Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from fencepost_server.cli import control, definitions, deploying, dev, runs, schedules, server, starting, waiting
 from fencepost_server.cli.caller import with_caller
@@ -56,10 +57,33 @@ def _root(
         raise WrongUsage(f"--{next(iter(context.obj))} is for the commands {commands}")
 
 
+class _Group(typer.core.TyperGroup):
+    """Tells of a command that it has not where else there is one of that name."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        word = args[0]
+        if word not in self.commands and not ctx.resilient_parsing:
+            found = [" ".join((PROGRAM, *place, word)) for place in _places_of(word, ctx.find_root().command)]
+            if found:
+                ctx.fail(f"No such command {word!r} here. There is: {', '.join(found)}")
+        return super().resolve_command(ctx, args)
+
+
+def _places_of(word: str, group: Any) -> Iterator[tuple[str, ...]]:
+    """The words that lead to each command of that name."""
+    if word in group.commands:
+        yield ()
+    for name, inner in group.commands.items():
+        if isinstance(inner, _Group):
+            yield from ((name, *place) for place in _places_of(word, inner))
+
+
 def make_app() -> typer.Typer:
     """The program with all of its commands."""
     # Plain help: rich's takes two thirds of the time that `--help` takes in all.
-    app = typer.Typer(name=PROGRAM, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app = typer.Typer(
+        name=PROGRAM, cls=_Group, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
     app.callback()(_root)
     for name, command in (
         ("dev", dev.dev),
@@ -85,7 +109,7 @@ def make_app() -> typer.Typer:
     _add_group(
         app,
         "runs",
-        "Start runs and follow them.",
+        "Start runs and follow them. What is asked of them, such as cancel, are commands of their own.",
         {
             "start": with_caller(starting.start),
             "get": with_caller(runs.get),
@@ -119,7 +143,7 @@ def make_app() -> typer.Typer:
 
 
 def _add_group(app: typer.Typer, name: str, text: str, commands: Mapping[str, Command]) -> None:
-    group = typer.Typer(name=name, help=text, no_args_is_help=True, rich_markup_mode=None)
+    group = typer.Typer(name=name, cls=_Group, help=text, no_args_is_help=True, rich_markup_mode=None)
     for word, command in commands.items():
         group.command(word)(with_debug(command))
     app.add_typer(group)

@@ -303,7 +303,9 @@ def event_text(event: Event, width: int) -> str:
         parts.append(f"again in {lasted((event.ready_time - event.time).total_seconds())}")
     if event.grace is not None:
         parts.append(f"grace {lasted(event.grace)}")
-    if event.output_seq:
+    if event.output_seq == event.seq:
+        parts.append("output of the function")  # which the event holds, but does not tell: the run does
+    elif event.output_seq:
         parts.append(f"output of event {event.output_seq}")
     if event.payload is not None:
         parts.append(payload_text(event.payload, width))

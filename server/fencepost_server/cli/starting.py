@@ -46,6 +46,24 @@ BindDuplicate = Annotated[
     bool,
     typer.Option("--bind-duplicate", help="Find the run that holds the dedupe key even if its input is another one."),
 ]
+StartDelay = Annotated[
+    str,
+    typer.Option("--start-delay", metavar="DURATION", help="Begin so much later, such as 1h30m.", show_default=False),
+]
+RunTimeout = Annotated[
+    str, typer.Option("--run-timeout", metavar="DURATION", help="How long it may take.", show_default=False)
+]
+Many = Annotated[
+    str | None,
+    typer.Option(
+        "--many",
+        metavar="FILE.jsonl",
+        help='Start a run for each line, such as {"input": 1, "request_key": "a"}; dedupe_key, on_active_duplicate, '
+        "user_id, priority, attributes, definition_hash, start_delay and run_timeout may be there too. "
+        "- is standard input.",
+        show_default=False,
+    ),
+]
 
 
 def start(
@@ -71,17 +89,9 @@ def start(
     definition: Annotated[
         str, typer.Option("--definition", metavar="HASH", help="Default: the active one.", show_default=False)
     ] = "",
-    many: Annotated[
-        str | None,
-        typer.Option(
-            "--many",
-            metavar="FILE.jsonl",
-            help='Start a run for each line, such as {"input": 1, "request_key": "a"}; dedupe_key, '
-            "on_active_duplicate, user_id, priority, attributes and definition_hash may be there too. "
-            "- is standard input.",
-            show_default=False,
-        ),
-    ] = None,
+    start_delay: StartDelay = "",
+    run_timeout: RunTimeout = "",
+    many: Many = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until it has ended; exit codes as of `runs wait`.")
     ] = False,
@@ -103,15 +113,20 @@ def start(
         raise WrongUsage("--bind-duplicate needs --dedupe-key")
     from fencepost_server.cli.lines import Line
 
-    line = Line(
-        request_key=request_key,
-        user_id=user,
-        priority=priority or 0,
-        definition_hash=definition,
-        dedupe_key=dedupe_key,
-        on_active_duplicate="bind" if bind_duplicate else "",
-        attributes=attributes_of(attribute or []),
-    )
+    try:
+        line = Line(
+            request_key=request_key,
+            user_id=user,
+            priority=priority or 0,
+            definition_hash=definition,
+            dedupe_key=dedupe_key,
+            on_active_duplicate="bind" if bind_duplicate else "",
+            attributes=attributes_of(attribute or []),
+            start_delay=start_delay,
+            run_timeout=run_timeout,
+        )
+    except ValueError as error:
+        raise WrongUsage(f"--{str(error).replace('_', '-', 1)}") from None
     limit = Limit(wait or wait_timeout is not None, wait_timeout)
     if many is not None:
         _start_many(caller, workflow, many, line, limit)

@@ -133,6 +133,8 @@ class Listener:
     async def run_once(self) -> float | None:
         """Listen until the connection is lost."""
         if not self._config.listen_dsn:
+            late = self._config.poll_interval
+            log.info("no listen_dsn is set: the work of other servers is noticed by polling, up to %g s late", late)
             return None
         try:
             async for payload in listen(self._config):

@@ -64,20 +64,23 @@ async def wait(engine: Engine, namespace: str, run_id: str, timeout: float) -> t
 async def _wait(engine: Engine, namespace: str, run_id: str, deadline: float) -> tuple[RunView, bool]:
     """As ``wait``, for one run of a chain.
 
-    The interest is registered before the first look, so that an end in between is not missed.
+    The interest is registered before the first look, so that an end in between is not missed. After the timeout there
+    is a last look: what has happened without ending the run has woken nobody.
     """
     async with engine.watches.watching(run_id, end_only=True) as watch:
+        late = False
         while True:
             watch.woken.clear()
             view = await get(engine, namespace, run_id)
-            if view.run.summary.ended_at is not None:
-                return view, True
+            ended = view.run.summary.ended_at is not None
+            if ended or late:
+                return view, ended
             _end_if_cancelled()
             try:
                 async with asyncio.timeout_at(deadline):
                     await watch.woken.wait()
             except TimeoutError:
-                return view, False
+                late = True
 
 
 def _end_if_cancelled() -> None:

@@ -1066,7 +1066,7 @@ class RunCompleted(_message.Message):
 
     OUTPUT_SEQ_FIELD_NUMBER: _builtins.int
     output_seq: _builtins.int
-    """The event that holds the output: that of the last node."""
+    """The event that holds the output: that of the last node. Of a code run it is this event, and Run.output tells it."""
     def __init__(
         self,
         *,
