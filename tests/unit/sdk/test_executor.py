@@ -409,3 +409,24 @@ async def test_undo_handlers_run_like_steps(harness: Harness) -> None:
     harness.executor.submit(leases)
     outcomes = await harness.outcomes(*leases)
     assert [outcome.output.json for outcome in outcomes] == ['"1 x"', '"1 x UNDO"']
+
+
+async def test_a_step_that_is_cancelled_before_its_first_line_has_a_result_and_does_not_begin(harness: Harness) -> None:
+    ran: list[int] = []
+
+    async def run() -> None:
+        ran.append(1)
+
+    lease = lease_of(step("a")(run))
+
+    def factory(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        """The session's thread cancels the step in the moment in which it is begun."""
+        lease.cancel_reason = CancelReason.RUN_CANCELLED
+        assert harness.executor.cancel([lease]) == []
+        return asyncio.Task(work, loop=loop, **options)
+
+    harness.users_loop.call_soon_threadsafe(harness.users_loop.set_task_factory, factory)
+    harness.executor.submit([lease])
+    (outcome,) = await harness.outcomes(lease)
+    assert (outcome.code, ran) == ("StepCancelled", [])
+    assert not harness.executor._tasks

@@ -151,7 +151,6 @@ class Executor:
             task = loop.create_task(self._run_async(lease))
             if not task.done():
                 # An eager task factory may have run it to its end already.
-                lease.runner = task
                 self._tasks.add(task)
 
     def _cancel_async(self, leases: Sequence[Lease]) -> None:
@@ -160,6 +159,8 @@ class Executor:
                 lease.runner.cancel()
 
     async def _run_async(self, lease: Lease) -> None:
+        # From here on it can be cancelled. A task that was cancelled before its first line would end without a result.
+        lease.runner = asyncio.current_task()
         outcome = await self._attempt_async(lease)
         if lease.runner is not None:
             self._tasks.discard(lease.runner)
@@ -172,6 +173,8 @@ class Executor:
 
     async def _attempt_async(self, lease: Lease) -> Outcome:
         step = lease.step
+        if lease.cancel_reason is not None:
+            return stopped(lease.cancel_reason)
         try:
             arguments, keywords = step.bind(lease)
         except NotDecodable as error:
