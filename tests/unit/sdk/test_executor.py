@@ -9,6 +9,7 @@ import logging
 import math
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -430,3 +431,34 @@ async def test_a_step_that_is_cancelled_before_its_first_line_has_a_result_and_d
     (outcome,) = await harness.outcomes(lease)
     assert (outcome.code, ran) == ("StepCancelled", [])
     assert not harness.executor._tasks
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()], ids=repr)
+async def test_what_a_users_class_raises_as_it_is_made_is_the_steps_own_failure(
+    harness: Harness, error: BaseException
+) -> None:
+    """Also what is no Exception: nobody would hear of the step any more."""
+
+    @dataclass
+    class Order:
+        id: int
+
+        def __post_init__(self) -> None:
+            raise error
+
+    def sync(order: Order) -> None: ...
+    async def on_loop(order: Order) -> None: ...
+
+    outcomes = await harness.run(step("a")(sync), step("b")(on_loop), input=Value(json='{"id":1}'))
+    assert [(type(outcome), outcome.code) for outcome in outcomes] == [(Failed, type(error).__name__)] * 2
+    harness.results.clear()
+    assert len(await harness.run(*both(lambda: 1))) == 2
+
+
+async def test_what_a_users_class_raises_as_it_is_written_is_the_steps_own_failure(harness: Harness) -> None:
+    class Odd(list[int]):
+        def __iter__(self) -> Any:
+            raise SystemExit(3)
+
+    outcomes = await harness.run(*both(lambda: Odd([1])))
+    assert [outcome.code for outcome in outcomes] == ["SystemExit"] * 2

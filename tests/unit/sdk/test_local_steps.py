@@ -287,3 +287,24 @@ async def test_short_steps_need_one_thread(bench: Bench) -> None:
         bench.begin(quick)
         await bench.all_ended(count)
     assert len(names) == 1
+
+
+async def test_what_a_users_class_raises_as_it_is_written_is_the_steps_own_failure(bench: Bench) -> None:
+    """Also what is no Exception: the run would wait for the step for ever."""
+
+    class Odd(list[int]):
+        def __iter__(self) -> Any:
+            raise SystemExit(3)
+
+    def in_a_thread() -> Any:
+        return Odd([1])
+
+    async def at_once() -> Any:
+        return Odd([1])
+
+    async def later() -> Any:
+        await asyncio.sleep(0)
+        return Odd([1])
+
+    bench.steps.begin([bench.make(function) for function in (in_a_thread, at_once, later)])
+    assert [failure(result) for result in await bench.all_ended(3)] == [(FailureKind.OPERATIONAL, "SystemExit")] * 3

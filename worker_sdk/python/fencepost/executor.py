@@ -177,8 +177,8 @@ class Executor:
             return stopped(lease.cancel_reason)
         try:
             arguments, keywords = step.bind(lease)
-        except NotDecodable as error:
-            return _not_decodable(lease, error)
+        except BaseException as error:  # noqa: BLE001 - as below: the user's classes are made in here
+            return _not_bound(lease, error)
         try:
             output = await step.function(*arguments, **keywords)
         except BaseException as error:  # noqa: BLE001 - SystemExit and the like are the step's own failure
@@ -242,8 +242,8 @@ class Executor:
         step = lease.step
         try:
             arguments, keywords = step.bind(lease)
-        except NotDecodable as error:
-            return _not_decodable(lease, error)
+        except BaseException as error:  # noqa: BLE001 - as below: the user's classes are made in here
+            return _not_bound(lease, error)
         try:
             output = step.function(*arguments, **keywords)
         except BaseException as error:  # noqa: BLE001 - SystemExit and the like are the step's own failure
@@ -251,7 +251,9 @@ class Executor:
         return _completed(lease, output)
 
 
-def _not_decodable(lease: Lease, error: NotDecodable) -> Failed:
+def _not_bound(lease: Lease, error: BaseException) -> Failed:
+    if not isinstance(error, NotDecodable):
+        return _failed(lease, error)
     text = f"the input does not fit the handler: {error.message}"
     return _told(lease, Failed(FailureKind.PERMANENT, INPUT_NOT_DECODABLE, clean(text)))
 
@@ -262,6 +264,8 @@ def _completed(lease: Lease, output: object) -> Outcome:
     except NotEncodable as error:
         text = f"the output of step {lease.step.name} can't be recorded: {error.message}"
         return _told(lease, not_recordable(text))
+    except BaseException as error:  # noqa: BLE001 - the user's classes are written in here
+        return _failed(lease, error)
 
 
 def _failed(lease: Lease, error: BaseException) -> Failed:

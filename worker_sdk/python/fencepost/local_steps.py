@@ -418,6 +418,8 @@ def _completed(step: Underway, output: object) -> Completed | Failed:
         return call.completed(output, step.max_payload_bytes)
     except NotEncodable as error:
         return _told(step, not_recordable(f"the output of local step {call.name} can't be recorded: {error.message}"))
+    except BaseException as error:  # noqa: BLE001 - the user's classes are written in here
+        return _failed(step, error)
 
 
 def _failed(step: Underway, error: BaseException) -> Failed:
