@@ -154,8 +154,19 @@ async def test_stop_iteration_out_of_a_handler_is_a_failure(harness: Harness) ->
 
 @pytest.mark.parametrize(
     "output",
-    [math.nan, b"x", {1}, "\ud800", object(), "x" * (1 << 20), [math.inf]],
-    ids=["nan", "bytes", "set", "surrogate", "object", "large", "infinity"],
+    [
+        math.nan,
+        b"x",
+        {1},
+        "\ud800",
+        object(),
+        "x" * (1 << 20),
+        [math.inf],
+        Value(json={}),  # type: ignore[arg-type]
+        Value(binary="x"),  # type: ignore[arg-type]
+        Value(json="1", metadata={"n": 1}),  # type: ignore[dict-item]
+    ],
+    ids=["nan", "bytes", "set", "surrogate", "object", "large", "infinity", "no-text", "no-bytes", "no-metadata"],
 )
 async def test_an_output_that_can_not_be_recorded_is_a_permanent_failure(harness: Harness, output: object) -> None:
     for outcome in await harness.run(*both(lambda: output)):
