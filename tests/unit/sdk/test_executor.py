@@ -31,10 +31,11 @@ from fencepost import (
 )
 from fencepost.checkpoints import Saving
 from fencepost.executor import Executor, Result
-from fencepost.failure import Completed, Failed
+from fencepost.failure import Completed, Failed, Released
 from fencepost.lease import Lease
 from tests.fixtures.waiting import eventually
 from tests.unit.sdk.building import lease_of, plain
+from tests.unit.sdk.threads import no_thread_starts
 
 
 class Harness:
@@ -473,3 +474,27 @@ async def test_what_a_users_class_raises_as_it_is_written_is_the_steps_own_failu
 
     outcomes = await harness.run(*both(lambda: Odd([1])))
     assert [outcome.code for outcome in outcomes] == ["SystemExit"] * 2
+
+
+async def test_a_step_for_which_no_thread_can_be_started_is_given_back(harness: Harness) -> None:
+    first, second = lease_of(nothing, run=1), lease_of(nothing, run=2)
+    with no_thread_starts():
+        harness.executor.submit([first, second])
+        assert await harness.outcomes(first, second) == [Released(), Released()]
+    harness.results.clear()
+    assert len(await harness.run(*[nothing] * 6)) == 6
+
+
+async def test_a_step_for_which_no_further_thread_can_be_started_waits_for_one_that_is_there(harness: Harness) -> None:
+    go = threading.Event()
+
+    def wait() -> bool:
+        return go.wait(10)
+
+    busy, waiting = lease_of(step("a")(wait), run=1), lease_of(nothing, run=2)
+    harness.executor.submit([busy])
+    await eventually(lambda: busy.begun)
+    with no_thread_starts():
+        harness.executor.submit([waiting])
+    go.set()
+    assert all(isinstance(outcome, Completed) for outcome in await harness.outcomes(busy, waiting))

@@ -28,6 +28,7 @@ from fencepost.failure import (
     INPUT_NOT_DECODABLE,
     Failed,
     Outcome,
+    Released,
     clean,
     failed,
     not_recordable,
@@ -214,7 +215,23 @@ class Executor:
                 start = self._threads
         self._queue.put(lease)
         if start:
-            threading.Thread(target=self._work, name=f"fencepost-step-{start}", daemon=True).start()
+            try:
+                threading.Thread(target=self._work, name=f"fencepost-step-{start}", daemon=True).start()
+            except RuntimeError as error:
+                self._thread_failed(lease, error)
+
+    def _thread_failed(self, lease: Lease, error: RuntimeError) -> None:
+        """The system has no thread for a lease: one of those that are there takes it in its turn. Without any, others
+        may have it.
+        """
+        logger.warning("no thread can be started for a step, %d are there: %s", self._threads - 1, error)
+        with self._lock:
+            self._idle_threads -= 1
+            self._threads -= 1
+            lease.withdrawn = not self._threads
+        if lease.withdrawn:
+            self._results.append((lease, Released()))
+            self._wake_session()
 
     def _work(self) -> None:
         """A thread's life.

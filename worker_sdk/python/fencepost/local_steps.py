@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fencepost.worker")
 
 HELP_AFTER = 0.001
+HELP_AGAIN_AFTER = 1.0
+"""Where no thread could be started."""
 _LOGGED_MESSAGE = 500
 
 
@@ -308,14 +310,23 @@ class LocalSteps:
             fresh = min(max(0, count - self._idle), self._max_threads - self._threads)
             first = self._threads + 1
             self._threads += fresh
+        after = HELP_AFTER
         for number in range(first, first + fresh):
-            threading.Thread(target=self._serve, name=f"fencepost-local-{number}", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, name=f"fencepost-local-{number}", daemon=True).start()
+            except RuntimeError as error:
+                # Those that are there do the work; where there are none it is tried again.
+                with self._lock:
+                    self._threads -= first + fresh - number
+                after = HELP_AGAIN_AFTER
+                logger.warning("no thread can be started for local steps, %d are there: %s", self._threads, error)
+                break
         for _ in range(count):
             # Also for those that are about to become idle, having seen nothing to do.
             self._wanted.put(True)
         if not self._help_planned:
             self._help_planned = True
-            self._loop.call_later(HELP_AFTER, self._help, count)
+            self._loop.call_later(after, self._help, count)
 
     def _help(self, count: int) -> None:
         """Let more threads work if what there was is not yet begun: the others may be waiting for something."""
