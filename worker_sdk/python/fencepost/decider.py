@@ -15,7 +15,6 @@ what is decided in it is handed back with one wake-up. Invariants:
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -30,6 +29,7 @@ from fencepost.local_steps import LocalSteps, Underway
 from fencepost.models import FailureKind
 from fencepost.queries import Answer, Queries
 from fencepost.run_cache import Limits, RunCache, RunEntry
+from fencepost.sdk_log import SdkLog
 from fencepost.session import Session
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost.watchdog import REPLAYED_A_SECOND, TurnInterrupted, Watchdog
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fencepost.identity import WorkflowKey
     from fencepost.workflow import Workflow
 
-logger = logging.getLogger("fencepost.worker")
+logger = SdkLog("fencepost.worker")
 
 A = TypeVar("A")
 

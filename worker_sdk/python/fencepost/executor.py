@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import queue
 import threading
 from collections import deque
@@ -36,8 +35,9 @@ from fencepost.failure import (
 )
 from fencepost.lease import Lease, cancellations
 from fencepost.models import FailureKind
+from fencepost.sdk_log import SdkLog
 
-logger = logging.getLogger("fencepost.worker")
+logger = SdkLog("fencepost.worker")
 
 _LOGGED_MESSAGE = 500
 

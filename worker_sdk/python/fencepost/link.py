@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
@@ -28,6 +27,7 @@ from fencepost.errors import (
     Unreachable,
 )
 from fencepost.lease import clock
+from fencepost.sdk_log import SdkLog
 from fencepost.status import error_of
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost.v1 import worker_service_pb2_grpc as rpc
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fencepost.ledger import Effects
     from fencepost.session import Session
 
-logger = logging.getLogger("fencepost.worker")
+logger = SdkLog("fencepost.worker")
 
 Call: TypeAlias = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
 

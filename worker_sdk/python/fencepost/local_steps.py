@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import queue
 import threading
 from collections import deque
@@ -29,12 +28,13 @@ from fencepost.errors import NotEncodable
 from fencepost.failure import ATTEMPT_TIMEOUT, Completed, Failed, clean, failed, not_recordable, stopped
 from fencepost.lease import CancelReason, Lease, cancellations
 from fencepost.models import Failure, FailureKind
+from fencepost.sdk_log import SdkLog
 
 if TYPE_CHECKING:
     from fencepost.ops import LocalCall
     from fencepost.run_cache import RunEntry
 
-logger = logging.getLogger("fencepost.worker")
+logger = SdkLog("fencepost.worker")
 
 HELP_AFTER = 0.001
 HELP_AGAIN_AFTER = 1.0

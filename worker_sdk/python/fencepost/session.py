@@ -18,7 +18,6 @@ Used by one thread, that of the session's loop.
 from __future__ import annotations
 
 import enum
-import logging
 import math
 import uuid
 from collections import deque
@@ -46,10 +45,11 @@ from fencepost.identity import UNKNOWN_STEP, Identity
 from fencepost.lease import CancelReason, DecideLease, Lease
 from fencepost.ledger import Counters, Effects, Ledger
 from fencepost.models import FailureKind
+from fencepost.sdk_log import SdkLog
 from fencepost.v1 import error_pb2, run_service_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 
-logger = logging.getLogger("fencepost.worker")
+logger = SdkLog("fencepost.worker")
 
 PROTOCOL_VERSION = 1
 MAX_PREVIOUS_SESSIONS = 16
