@@ -122,3 +122,21 @@ async def test_a_worker_that_leaves_before_its_hello_is_out_does_not_wait_for_th
         link.leave()
         await asyncio.wait_for(life, 3)
         over.set()
+
+
+async def test_a_worker_that_leaves_does_not_wait_for_the_registration_of_its_workflows(server: Server) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def registering(_channel: grpc.aio.Channel) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    link = Link(session_of(), Targets(server.address), Backoff(), released, registering)
+    life = asyncio.create_task(link.run())
+    await begun.wait()
+    link.leave()
+    await asyncio.wait_for(life, 3)
+    assert ended.is_set()

@@ -157,10 +157,13 @@ class Link:
     async def _stream(self) -> FencepostError | None:
         """Serve one stream until it ends. Returns its error; None if it ended well or from this side."""
         options = channel_options(self.session.identity.max_frame_bytes + MESSAGE_SLACK)
+        self._rebuild.clear()
+        self._greeted = False
         channel = grpc.aio.insecure_channel(self._targets.current, options=options)
         try:
-            if self._prepare is not None:
-                await self._prepare(channel)
+            if self._prepare is not None and not await self._done_before_leaving(self._prepare(channel)):
+                await channel.close()
+                return None
         except FencepostError as error:
             await channel.close()
             return error
@@ -168,8 +171,6 @@ class Link:
             await channel.close()
             raise
         call: Call = rpc.WorkerServiceStub(channel).Session()
-        self._rebuild.clear()
-        self._greeted = False
         self.session.begin(clock())
         self.channel = channel
         reader = asyncio.create_task(self._read(call))
@@ -198,6 +199,20 @@ class Link:
             ):
                 logger.error("a fault of the SDK ended a stream; the worker goes on", exc_info=outcome)
         return status
+
+    async def _done_before_leaving(self, work: Awaitable[None]) -> bool:
+        """Do what comes before the stream; False if the worker leaves meanwhile and waits for nothing of a server."""
+        working, leaving = asyncio.ensure_future(work), asyncio.create_task(self._rebuild.wait())
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                return False
+            await working
+            return True
+        finally:
+            working.cancel()
+            leaving.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
 
     def _time_left(self) -> float | None:
         """For how long the next stream may be tried, in seconds; None: as long as the server is heard from."""
