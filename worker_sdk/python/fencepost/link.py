@@ -44,6 +44,7 @@ STABLE_AFTER = 5.0
 CLOSE_TIMEOUT = 2.0
 LAST_WORD_SECONDS = 3.0
 """How long a worker that leaves and holds nothing tries to tell a server so whose stream broke before."""
+FAULT_PAUSE = 1.0
 _LAST_LOOK = 0.1
 _LONGEST_SLEEP = 1.0
 _LOG_INTERVAL = 1.0
@@ -279,7 +280,12 @@ class Link:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(self._next_tick - now, 0.0)):
                     await self._retick.wait()
-            self._handle(self.session.tick(clock()))
+            try:
+                self._handle(self.session.tick(clock()))
+            except Exception:
+                # Without ticks no lease would be renewed and no silence noticed, and nobody would see why.
+                logger.exception("a fault of the SDK at a tick; the worker goes on")
+                await asyncio.sleep(FAULT_PAUSE)
 
     def _handle(self, effects: Effects) -> None:
         if effects.rebuild:

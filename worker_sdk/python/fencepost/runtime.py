@@ -133,7 +133,10 @@ class Runtime:
         if self._decider is not None:
             while True:
                 await asyncio.sleep(min(WATCH_INTERVAL, self._settings.deadlock_timeout / 4))
-                self._decider.watchdog.check()
+                try:
+                    self._decider.watchdog.check()
+                except Exception:
+                    logger.exception("a fault of the SDK as it looked after the workflows; the worker goes on")
 
     def _open(self, delay: float) -> None:
         settings = self._settings
