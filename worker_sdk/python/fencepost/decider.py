@@ -350,15 +350,15 @@ class Decider:
             entry.touched = False
             lease = entry.lease
             if lease is not None and entry.in_flight is None and entry.reading is None:
-                self._decide(entry, lease)
+                try:
+                    self._decide(entry, lease)
+                except Exception as error:  # noqa: BLE001 - of whatever kind, it is the run's own
+                    # Let out it would take the others of this turn along, at which nobody would look again.
+                    self._turn_failed(entry, error)
 
     def _decide(self, entry: RunEntry, lease: DecideLease) -> None:
         tells_results = entry.run.book.has_results
-        try:
-            decision = entry.run.decision()
-        except Exception as error:  # noqa: BLE001 - of whatever kind, it is the run's own
-            self._turn_failed(entry, error)
-            return
+        decision = entry.run.decision()
         if _leaves(lease):
             for step in [step for step in entry.steps.values() if not step.running]:
                 del entry.steps[step.call.op]
