@@ -122,6 +122,26 @@ async def test_tasks_that_were_lost_on_the_way_are_offered_again_and_cost_no_att
     await client.close()
 
 
+async def test_tasks_that_were_lost_on_the_way_to_a_worker_that_ends_cost_no_attempt(
+    in_process_server: StartServer, dsn: str, new_proxy: Callable[[str], Proxy], gate: Gate
+) -> None:
+    server = await in_process_server(dsn, **QUICK)
+    proxy = new_proxy(server.grpc_address)
+    gate.open.set()
+    async with running(Worker(proxy.address, [gate.step])) as (run,):
+        proxy.blackhole("down")
+        client, started_run = await started(server.grpc_address, retry={"max_attempts": 1})
+        await eventually(lambda: any(not session.idle for session in sessions(server)), what="the task is on its way")
+        run.worker.stop()
+        proxy.cut()
+        proxy.heal()
+        await run.end()
+    assert gate.begun == []
+    async with running(Worker(server.grpc_address, [gate.step])):
+        assert await started_run.result(timeout=30) == 1
+    await client.close()
+
+
 async def test_a_stream_that_is_dead_one_way_is_rebuilt(
     in_process_server: StartServer, dsn: str, new_proxy: Callable[[str], Proxy], gate: Gate
 ) -> None:

@@ -57,7 +57,7 @@ class Server:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def trailing(reason: str, retry: float | None = None) -> tuple[tuple[str, bytes], ...]:
+def trailing(reason: str = "", retry: float | None = None) -> tuple[tuple[str, bytes], ...]:
     status = status_pb2.Status()
     details: list[Message] = []
     if reason:

@@ -327,6 +327,19 @@ def test_a_value_passes_untouched() -> None:
     assert codec_for(Value).decode(payload) is payload
 
 
+MADE_WRONG: list[dict[str, Any]] = [
+    {"json": {"a": 1}}, {"json": b'"\xc3\xa4"'}, {"json": "\ud800"}, {"binary": "text"}, {"binary": bytearray(b"x")},
+    {"json": "1", "metadata": {"a": 1}}, {"json": "1", "metadata": {"a": "\ud800"}}, {"metadata": None},
+    {"json": "1", "metadata": {"a": "x" * 4_096}}, {"json": "1", "metadata": {str(n): "" for n in range(33)}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("parts", MADE_WRONG, ids=range(len(MADE_WRONG)))
+def test_a_value_that_no_frame_can_have_is_refused_where_it_is_made(parts: dict[str, Any]) -> None:
+    with pytest.raises(NotEncodable):
+        encode(Value(**parts))
+
+
 def test_sizes_are_in_bytes() -> None:
     assert encode("é").size == 4
     assert encode("abc").size == 5

@@ -431,6 +431,25 @@ async def test_a_run_that_does_not_end_after_a_question_holds_up_no_other_news(s
     assert stage.answered[0].item.output.json == '"endless"'
 
 
+async def test_a_run_whose_decision_can_not_be_written_takes_no_other_of_its_turn_along(
+    stage_of: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill, filled = Decision.fill, list[Decision]()
+
+    def broken_once(decision: Decision, item: pb.AdvanceItem) -> None:
+        filled.append(decision)
+        if len(filled) == 1:
+            raise KeyError("of whatever kind")
+        fill(decision, item)
+
+    monkeypatch.setattr(Decision, "fill", broken_once)
+    stage = stage_of(waits)
+    for run in "abc":
+        stage.begin(waits, run)
+    assert await stage.said(2) == [WAIT, WAIT]
+    assert [(run, type(said)) for run, said in stage.ended] == [("a", Failed)]
+
+
 async def test_a_run_at_which_the_sdk_itself_fails_is_given_up_and_not_kept_for_ever(
     stage_of: Callable[..., Stage],
 ) -> None:

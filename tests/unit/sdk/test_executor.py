@@ -9,6 +9,7 @@ import logging
 import math
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -30,10 +31,11 @@ from fencepost import (
 )
 from fencepost.checkpoints import Saving
 from fencepost.executor import Executor, Result
-from fencepost.failure import Completed, Failed
+from fencepost.failure import Completed, Failed, Released
 from fencepost.lease import Lease
 from tests.fixtures.waiting import eventually
 from tests.unit.sdk.building import lease_of, plain
+from tests.unit.sdk.threads import no_thread_starts
 
 
 class Harness:
@@ -153,8 +155,19 @@ async def test_stop_iteration_out_of_a_handler_is_a_failure(harness: Harness) ->
 
 @pytest.mark.parametrize(
     "output",
-    [math.nan, b"x", {1}, "\ud800", object(), "x" * (1 << 20), [math.inf]],
-    ids=["nan", "bytes", "set", "surrogate", "object", "large", "infinity"],
+    [
+        math.nan,
+        b"x",
+        {1},
+        "\ud800",
+        object(),
+        "x" * (1 << 20),
+        [math.inf],
+        Value(json={}),  # type: ignore[arg-type]
+        Value(binary="x"),  # type: ignore[arg-type]
+        Value(json="1", metadata={"n": 1}),  # type: ignore[dict-item]
+    ],
+    ids=["nan", "bytes", "set", "surrogate", "object", "large", "infinity", "no-text", "no-bytes", "no-metadata"],
 )
 async def test_an_output_that_can_not_be_recorded_is_a_permanent_failure(harness: Harness, output: object) -> None:
     for outcome in await harness.run(*both(lambda: output)):
@@ -409,3 +422,79 @@ async def test_undo_handlers_run_like_steps(harness: Harness) -> None:
     harness.executor.submit(leases)
     outcomes = await harness.outcomes(*leases)
     assert [outcome.output.json for outcome in outcomes] == ['"1 x"', '"1 x UNDO"']
+
+
+async def test_a_step_that_is_cancelled_before_its_first_line_has_a_result_and_does_not_begin(harness: Harness) -> None:
+    ran: list[int] = []
+
+    async def run() -> None:
+        ran.append(1)
+
+    lease = lease_of(step("a")(run))
+
+    def factory(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        """The session's thread cancels the step in the moment in which it is begun."""
+        lease.cancel_reason = CancelReason.RUN_CANCELLED
+        assert harness.executor.cancel([lease]) == []
+        return asyncio.Task(work, loop=loop, **options)
+
+    harness.users_loop.call_soon_threadsafe(harness.users_loop.set_task_factory, factory)
+    harness.executor.submit([lease])
+    (outcome,) = await harness.outcomes(lease)
+    assert (outcome.code, ran) == ("StepCancelled", [])
+    assert not harness.executor._tasks
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()], ids=repr)
+async def test_what_a_users_class_raises_as_it_is_made_is_the_steps_own_failure(
+    harness: Harness, error: BaseException
+) -> None:
+    """Also what is no Exception: nobody would hear of the step any more."""
+
+    @dataclass
+    class Order:
+        id: int
+
+        def __post_init__(self) -> None:
+            raise error
+
+    def sync(order: Order) -> None: ...
+    async def on_loop(order: Order) -> None: ...
+
+    outcomes = await harness.run(step("a")(sync), step("b")(on_loop), input=Value(json='{"id":1}'))
+    assert [(type(outcome), outcome.code) for outcome in outcomes] == [(Failed, type(error).__name__)] * 2
+    harness.results.clear()
+    assert len(await harness.run(*both(lambda: 1))) == 2
+
+
+async def test_what_a_users_class_raises_as_it_is_written_is_the_steps_own_failure(harness: Harness) -> None:
+    class Odd(list[int]):
+        def __iter__(self) -> Any:
+            raise SystemExit(3)
+
+    outcomes = await harness.run(*both(lambda: Odd([1])))
+    assert [outcome.code for outcome in outcomes] == ["SystemExit"] * 2
+
+
+async def test_a_step_for_which_no_thread_can_be_started_is_given_back(harness: Harness) -> None:
+    first, second = lease_of(nothing, run=1), lease_of(nothing, run=2)
+    with no_thread_starts():
+        harness.executor.submit([first, second])
+        assert await harness.outcomes(first, second) == [Released(), Released()]
+    harness.results.clear()
+    assert len(await harness.run(*[nothing] * 6)) == 6
+
+
+async def test_a_step_for_which_no_further_thread_can_be_started_waits_for_one_that_is_there(harness: Harness) -> None:
+    go = threading.Event()
+
+    def wait() -> bool:
+        return go.wait(10)
+
+    busy, waiting = lease_of(step("a")(wait), run=1), lease_of(nothing, run=2)
+    harness.executor.submit([busy])
+    await eventually(lambda: busy.begun)
+    with no_thread_starts():
+        harness.executor.submit([waiting])
+    go.set()
+    assert all(isinstance(outcome, Completed) for outcome in await harness.outcomes(busy, waiting))

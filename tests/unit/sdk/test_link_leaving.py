@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc
+import pytest
+
+from fencepost import link as link_module
 from fencepost.channel import Backoff, Targets
 from fencepost.ledger import Effects
 from fencepost.link import Link
 from fencepost.v1 import worker_service_pb2 as pb
+from tests.fixtures.waiting import eventually
+from tests.unit.sdk.answering import trailing
 from tests.unit.sdk.building import OK, RUN, session_of, task
 from tests.unit.test_raw_worker import Server, Stream, server
 
@@ -40,11 +46,63 @@ async def test_a_worker_that_leaves_before_its_welcome_gives_back_the_tasks_behi
     link = Link(session_of(), Targets(server.address), Backoff(), released)
     life = asyncio.create_task(link.run())
     await greeted.wait()
+    await eventually(lambda: link._greeted)  # the server may read it before gRPC says that it is written
     link.leave()
     left.set()
     await asyncio.wait_for(life, 10)
     assert [item.task.run_id for frame in said for item in frame.release.items] == [f"{RUN}1"]
-    assert said[-1].HasField("goodbye")
+    assert [frame.HasField("goodbye") for frame in said].count(True) == 1  # before the release, if the tasks came late
+
+
+@pytest.mark.parametrize("left", ["before", "after"])
+async def test_a_worker_whose_stream_breaks_as_it_leaves_comes_back_for_what_it_has_not_read(
+    server: Server, left: str
+) -> None:
+    """Tasks that the server wrote to the broken stream are on no worker, which nobody but this one can tell."""
+    breaks, hellos = asyncio.Event(), list[pb.Hello]()
+
+    async def breaking(stream: Stream) -> None:
+        hellos.append(await stream.welcome("a"))
+        await breaks.wait()
+        await stream.context.abort(grpc.StatusCode.UNAVAILABLE, "the way is cut")
+
+    async def settling(stream: Stream) -> None:
+        hellos.append(await stream.welcome("b"))
+        async for data in stream.frames:
+            await stream.write(ack=pb.Ack(frame_id=pb.SessionRequest.FromString(data).frame_id))
+
+    server.scripts += [breaking, settling]
+    link = Link(session_of(), Targets(server.address), Backoff(first=0.5, chance=lambda: 1.0), released)
+    life = asyncio.create_task(link.run())
+    await eventually(lambda: link.session.is_open)
+    if left == "before":
+        link.leave()
+        breaks.set()
+    else:
+        breaks.set()
+        await eventually(lambda: not link.session.is_open)
+        link.leave()
+    await asyncio.wait_for(life, 10)
+    first, second = hellos
+    assert (first.capacity, second.capacity) == (10, 0)
+    assert list(second.previous_session_ids) == ["a"]
+
+
+async def test_a_worker_that_leaves_does_not_wait_for_a_server_that_stays_away(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "LAST_WORD_SECONDS", 0.2)
+
+    async def breaking(stream: Stream) -> None:
+        await stream.welcome("a")
+        await stream.context.abort(grpc.StatusCode.UNAVAILABLE, "the way is cut", trailing(retry=60.0))
+
+    server.scripts.append(breaking)
+    link = Link(session_of(), Targets(server.address), Backoff(), released)
+    life = asyncio.create_task(link.run())
+    await eventually(lambda: link.session.session_id and not link.session.is_open)
+    link.leave()
+    await asyncio.wait_for(life, 3)
 
 
 async def test_a_worker_that_leaves_before_its_hello_is_out_does_not_wait_for_the_server() -> None:
@@ -64,3 +122,21 @@ async def test_a_worker_that_leaves_before_its_hello_is_out_does_not_wait_for_th
         link.leave()
         await asyncio.wait_for(life, 3)
         over.set()
+
+
+async def test_a_worker_that_leaves_does_not_wait_for_the_registration_of_its_workflows(server: Server) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def registering(_channel: grpc.aio.Channel) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    link = Link(session_of(), Targets(server.address), Backoff(), released, registering)
+    life = asyncio.create_task(link.run())
+    await begun.wait()
+    link.leave()
+    await asyncio.wait_for(life, 3)
+    assert ended.is_set()

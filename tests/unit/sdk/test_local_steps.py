@@ -12,13 +12,14 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 
-from fencepost import CancelReason, CorrectiveError, FailureKind, PermanentError, Retry, StepContext
+from fencepost import CancelReason, CorrectiveError, FailureKind, PermanentError, Retry, StepContext, local_steps
 from fencepost.failure import Completed, Failed
 from fencepost.local_functions import local_function
 from fencepost.local_steps import LocalSteps, Underway
 from fencepost.ops import Call, LocalCall
 from fencepost.run_cache import RunEntry
 from tests.fixtures.waiting import eventually
+from tests.unit.sdk.threads import no_thread_starts
 
 ONCE = Retry(max_attempts=1)
 QUICK = Retry(max_attempts=3, initial_delay=0.001, jitter=0)
@@ -287,3 +288,33 @@ async def test_short_steps_need_one_thread(bench: Bench) -> None:
         bench.begin(quick)
         await bench.all_ended(count)
     assert len(names) == 1
+
+
+async def test_what_a_users_class_raises_as_it_is_written_is_the_steps_own_failure(bench: Bench) -> None:
+    """Also what is no Exception: the run would wait for the step for ever."""
+
+    class Odd(list[int]):
+        def __iter__(self) -> Any:
+            raise SystemExit(3)
+
+    def in_a_thread() -> Any:
+        return Odd([1])
+
+    async def at_once() -> Any:
+        return Odd([1])
+
+    async def later() -> Any:
+        await asyncio.sleep(0)
+        return Odd([1])
+
+    bench.steps.begin([bench.make(function) for function in (in_a_thread, at_once, later)])
+    assert [failure(result) for result in await bench.all_ended(3)] == [(FailureKind.OPERATIONAL, "SystemExit")] * 3
+
+
+async def test_local_steps_for_which_no_thread_can_be_started_run_when_one_can(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_steps, "HELP_AGAIN_AFTER", 0.01)
+    with no_thread_starts():
+        bench.begin(lambda: 1)
+    assert [output(result) for result in await bench.all_ended(1)] == ["1"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fencepost import CancelReason, FailureKind
+from fencepost.checkpoints import Saving
 from fencepost.codec import Value
 from fencepost.failure import Completed, Failed
 from fencepost.v1 import worker_service_pb2 as pb
@@ -20,6 +21,7 @@ from tests.unit.sdk.building import (
     lost,
     only,
     opened,
+    plain,
     ref,
     refusal,
     session_of,
@@ -372,3 +374,20 @@ def test_a_handler_that_was_not_offered_is_given_back() -> None:
     session = opened()
     assert given(session, task(1, handler="other")) == []
     assert only(session).release.items[0].task == ref(1)
+
+
+@pytest.mark.parametrize("told", ["completed", "failed", "checkpoint"])
+def test_metadata_counts_among_the_bytes_of_a_frame(told: str) -> None:
+    """A frame that is larger than the server takes ends the stream, and would be sent again over each next one."""
+    session, limit = opened(max_bytes=16_384), 16_384
+    state = Value(json="1", metadata={"k": "x" * 4_000})
+    for lease in given(session, *(task(run) for run in range(1, 10))):
+        if told == "completed":
+            session.finish(lease, plain.completed(state, 1 << 20))
+        elif told == "failed":
+            session.finish(lease, Failed(FailureKind.CORRECTIVE, "C", "m", state))
+        else:
+            session.save(lease, Saving(1, state))
+    said = frames(session)
+    assert max(frame.ByteSize() for frame in said) <= limit
+    assert len(said) >= 3

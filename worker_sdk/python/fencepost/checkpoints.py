@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import BY_REASON, FencepostError, LeaseLost, ServerFault
-from fencepost.models import violations_of
+from fencepost.models import payload_size, violations_of
 from fencepost.v1 import error_pb2, run_service_pb2
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Checkpoints:
         while self._waiting and len(taken) < max_items:
             lease = self._waiting[0]
             if lease.unsaved is not None and lease.saving is None:
-                room -= lease.unsaved.state.size + overhead
+                room -= payload_size(lease.unsaved.state) + overhead
                 if room < 0 and taken:
                     break
                 lease.saving, lease.unsaved = lease.unsaved, None

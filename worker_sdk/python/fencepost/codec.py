@@ -50,6 +50,10 @@ _SCALARS = (
 )
 _NEEDS_DECLARATION = (bytes, bytearray, memoryview, set, frozenset)
 
+MAX_METADATA_ENTRIES = 32
+MAX_METADATA_BYTES = 4_096
+"""As JSON."""
+
 
 @dataclass(frozen=True, slots=True)
 class Value:
@@ -100,7 +104,7 @@ def encode(value: object, *, declared: bool = False) -> Value:
     if value is None:
         return NULL
     if type(value) is Value:
-        return value
+        return _by_hand(value)
     try:
         if declared:
             if isinstance(value, bytes | bytearray | memoryview):
@@ -117,6 +121,34 @@ def encode(value: object, *, declared: bool = False) -> Value:
         # Methods of the user's classes run in here, so anything can come out; whatever it is, there is no
         # JSON.
         raise NotEncodable(_first_line(error)) from error
+
+
+def _by_hand(value: Value) -> Value:
+    """A payload that a user has made. Raises NotEncodable for what no frame can have: found as late as there, it would
+    take all that travels with it along.
+    """
+    json_text: object = value.json
+    binary: object = value.binary
+    if json_text is not None and not isinstance(json_text, str):
+        raise NotEncodable(f"the json of a Value is text, not {type(json_text).__name__}")
+    if binary is not None and not isinstance(binary, bytes):
+        raise NotEncodable(f"the binary of a Value is bytes, not {type(binary).__name__}")
+    utf8_length(value.json or "")
+    check_metadata(value.metadata)
+    return value
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    """Raises NotEncodable if it is no text by name, or beyond what the server takes."""
+    if not isinstance(metadata, Mapping):
+        raise NotEncodable(f"the metadata of a Value is a mapping, not {type(metadata).__name__}")
+    if not all(isinstance(text, str) for pair in metadata.items() for text in pair):
+        raise NotEncodable("names and values of metadata are text")
+    text = json.dumps(dict(metadata))
+    if len(metadata) > MAX_METADATA_ENTRIES or len(text) > MAX_METADATA_BYTES:
+        raise NotEncodable(f"its metadata has more than {MAX_METADATA_ENTRIES} entries or {MAX_METADATA_BYTES} bytes")
+    for name, told in metadata.items():
+        utf8_length(name + told)
 
 
 def plain(value: object) -> object:

@@ -15,7 +15,6 @@ what is decided in it is handed back with one wake-up. Invariants:
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -30,6 +29,7 @@ from fencepost.local_steps import LocalSteps, Underway
 from fencepost.models import FailureKind
 from fencepost.queries import Answer, Queries
 from fencepost.run_cache import Limits, RunCache, RunEntry
+from fencepost.sdk_log import SdkLog
 from fencepost.session import Session
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost.watchdog import REPLAYED_A_SECOND, TurnInterrupted, Watchdog
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fencepost.identity import WorkflowKey
     from fencepost.workflow import Workflow
 
-logger = logging.getLogger("fencepost.worker")
+logger = SdkLog("fencepost.worker")
 
 A = TypeVar("A")
 
@@ -350,15 +350,15 @@ class Decider:
             entry.touched = False
             lease = entry.lease
             if lease is not None and entry.in_flight is None and entry.reading is None:
-                self._decide(entry, lease)
+                try:
+                    self._decide(entry, lease)
+                except Exception as error:  # noqa: BLE001 - of whatever kind, it is the run's own
+                    # Let out it would take the others of this turn along, at which nobody would look again.
+                    self._turn_failed(entry, error)
 
     def _decide(self, entry: RunEntry, lease: DecideLease) -> None:
         tells_results = entry.run.book.has_results
-        try:
-            decision = entry.run.decision()
-        except Exception as error:  # noqa: BLE001 - of whatever kind, it is the run's own
-            self._turn_failed(entry, error)
-            return
+        decision = entry.run.decision()
         if _leaves(lease):
             for step in [step for step in entry.steps.values() if not step.running]:
                 del entry.steps[step.call.op]

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import queue
 import threading
 from collections import deque
@@ -28,6 +27,7 @@ from fencepost.failure import (
     INPUT_NOT_DECODABLE,
     Failed,
     Outcome,
+    Released,
     clean,
     failed,
     not_recordable,
@@ -35,8 +35,9 @@ from fencepost.failure import (
 )
 from fencepost.lease import Lease, cancellations
 from fencepost.models import FailureKind
+from fencepost.sdk_log import SdkLog
 
-logger = logging.getLogger("fencepost.worker")
+logger = SdkLog("fencepost.worker")
 
 _LOGGED_MESSAGE = 500
 
@@ -151,7 +152,6 @@ class Executor:
             task = loop.create_task(self._run_async(lease))
             if not task.done():
                 # An eager task factory may have run it to its end already.
-                lease.runner = task
                 self._tasks.add(task)
 
     def _cancel_async(self, leases: Sequence[Lease]) -> None:
@@ -160,6 +160,8 @@ class Executor:
                 lease.runner.cancel()
 
     async def _run_async(self, lease: Lease) -> None:
+        # From here on it can be cancelled. A task that was cancelled before its first line would end without a result.
+        lease.runner = asyncio.current_task()
         outcome = await self._attempt_async(lease)
         if lease.runner is not None:
             self._tasks.discard(lease.runner)
@@ -172,10 +174,12 @@ class Executor:
 
     async def _attempt_async(self, lease: Lease) -> Outcome:
         step = lease.step
+        if lease.cancel_reason is not None:
+            return stopped(lease.cancel_reason)
         try:
             arguments, keywords = step.bind(lease)
-        except NotDecodable as error:
-            return _not_decodable(lease, error)
+        except BaseException as error:  # noqa: BLE001 - as below: the user's classes are made in here
+            return _not_bound(lease, error)
         try:
             output = await step.function(*arguments, **keywords)
         except BaseException as error:  # noqa: BLE001 - SystemExit and the like are the step's own failure
@@ -211,7 +215,23 @@ class Executor:
                 start = self._threads
         self._queue.put(lease)
         if start:
-            threading.Thread(target=self._work, name=f"fencepost-step-{start}", daemon=True).start()
+            try:
+                threading.Thread(target=self._work, name=f"fencepost-step-{start}", daemon=True).start()
+            except RuntimeError as error:
+                self._thread_failed(lease, error)
+
+    def _thread_failed(self, lease: Lease, error: RuntimeError) -> None:
+        """The system has no thread for a lease: one of those that are there takes it in its turn. Without any, others
+        may have it.
+        """
+        logger.warning("no thread can be started for a step, %d are there: %s", self._threads - 1, error)
+        with self._lock:
+            self._idle_threads -= 1
+            self._threads -= 1
+            lease.withdrawn = not self._threads
+        if lease.withdrawn:
+            self._results.append((lease, Released()))
+            self._wake_session()
 
     def _work(self) -> None:
         """A thread's life.
@@ -239,8 +259,8 @@ class Executor:
         step = lease.step
         try:
             arguments, keywords = step.bind(lease)
-        except NotDecodable as error:
-            return _not_decodable(lease, error)
+        except BaseException as error:  # noqa: BLE001 - as below: the user's classes are made in here
+            return _not_bound(lease, error)
         try:
             output = step.function(*arguments, **keywords)
         except BaseException as error:  # noqa: BLE001 - SystemExit and the like are the step's own failure
@@ -248,7 +268,9 @@ class Executor:
         return _completed(lease, output)
 
 
-def _not_decodable(lease: Lease, error: NotDecodable) -> Failed:
+def _not_bound(lease: Lease, error: BaseException) -> Failed:
+    if not isinstance(error, NotDecodable):
+        return _failed(lease, error)
     text = f"the input does not fit the handler: {error.message}"
     return _told(lease, Failed(FailureKind.PERMANENT, INPUT_NOT_DECODABLE, clean(text)))
 
@@ -259,6 +281,8 @@ def _completed(lease: Lease, output: object) -> Outcome:
     except NotEncodable as error:
         text = f"the output of step {lease.step.name} can't be recorded: {error.message}"
         return _told(lease, not_recordable(text))
+    except BaseException as error:  # noqa: BLE001 - the user's classes are written in here
+        return _failed(lease, error)
 
 
 def _failed(lease: Lease, error: BaseException) -> Failed:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from fencepost.codec import NULL, Value, encode
 from fencepost.errors import NotEncodable
-from fencepost.models import FailureKind
+from fencepost.models import FailureKind, payload_size
 from fencepost.recordable import recordable
 from fencepost.step_errors import CorrectiveError, OperationalError, PermanentError, StepError
 from fencepost.workflow_errors import OpFailed
@@ -44,7 +44,7 @@ WORKER_SHUTDOWN = "WORKER_SHUTDOWN"
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The attempt ended with ``output``, ``size`` bytes of it."""
+    """The attempt ended with ``output``, ``size`` bytes of it with its metadata."""
 
     output: Value
     size: int
@@ -69,8 +69,8 @@ class Failed:
     @property
     def size(self) -> int:
         """At most how many bytes it takes in a frame, its lease left out."""
-        size = 4 * (len(self.code) + len(self.message)) + (self.feedback.size if self.feedback else 0)
-        return size if self.checkpoint is None else size + self.checkpoint[1].size + _CHECKPOINT_OVERHEAD
+        size = 4 * (len(self.code) + len(self.message)) + (payload_size(self.feedback) if self.feedback else 0)
+        return size if self.checkpoint is None else size + payload_size(self.checkpoint[1]) + _CHECKPOINT_OVERHEAD
 
 
 @dataclass(frozen=True, slots=True)

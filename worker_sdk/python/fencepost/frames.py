@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fencepost.failure import Completed, Failed
+from fencepost.lease import CancelReason
 from fencepost.models import FAILURE_KIND_NUMBERS, fill_payload, payload_size
-from fencepost.v1 import run_pb2
+from fencepost.v1 import error_pb2, run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 
 if TYPE_CHECKING:
@@ -25,6 +26,12 @@ ITEM_OVERHEAD = 160
 def seconds_of(duration: Duration) -> float:
     """A Duration in seconds."""
     return duration.seconds + duration.nanos / 1e9
+
+
+def stop_reason(reason: error_pb2.ErrorReason.ValueType) -> CancelReason:
+    """Why the server wants a step to stop; that its run ends, if it does not say."""
+    is_cancelled = reason == error_pb2.ERROR_REASON_RUN_CANCELLED
+    return CancelReason.RUN_CANCELLED if is_cancelled else CancelReason.RUN_ENDED
 
 
 def fill_ref(ref: pb.TaskRef, lease: Lease) -> None:

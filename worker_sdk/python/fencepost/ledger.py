@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import logging
 import math
 from collections import deque
 from collections.abc import Iterable
@@ -29,10 +28,11 @@ from fencepost.errors import LeaseLost
 from fencepost.failure import ATTEMPT_TIMEOUT, Completed, Failed, Outcome, Released, clean, not_recordable
 from fencepost.lease import CancelReason, DecideLease, Lease
 from fencepost.models import FailureKind
+from fencepost.sdk_log import SdkLog
 from fencepost.v1 import error_pb2, run_service_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 
-logger = logging.getLogger("fencepost.worker")
+logger = SdkLog("fencepost.worker")
 
 _MAX_REFUSALS = 2
 _MAX_RESENDS = 5

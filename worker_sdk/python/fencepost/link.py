@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
@@ -28,6 +27,7 @@ from fencepost.errors import (
     Unreachable,
 )
 from fencepost.lease import clock
+from fencepost.sdk_log import SdkLog
 from fencepost.status import error_of
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost.v1 import worker_service_pb2_grpc as rpc
@@ -36,12 +36,16 @@ if TYPE_CHECKING:
     from fencepost.ledger import Effects
     from fencepost.session import Session
 
-logger = logging.getLogger("fencepost.worker")
+logger = SdkLog("fencepost.worker")
 
 Call: TypeAlias = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
 
 STABLE_AFTER = 5.0
 CLOSE_TIMEOUT = 2.0
+LAST_WORD_SECONDS = 3.0
+"""How long a worker that leaves and holds nothing tries to tell a server so whose stream broke before."""
+FAULT_PAUSE = 1.0
+_LAST_LOOK = 0.1
 _LONGEST_SLEEP = 1.0
 _LOG_INTERVAL = 1.0
 _LONG_OUTAGE = 60.0
@@ -77,6 +81,8 @@ class Link:
         self._retick = asyncio.Event()
         self._left = asyncio.Event()
         self._greeted = False
+        # Until when it is worth while to come back for what a server sent over a stream that broke, and was not read.
+        self._come_back_until = -math.inf
         self._next_tick = 0.0
         self._logged_at = -_LOG_INTERVAL
         self._away_since = clock()
@@ -108,11 +114,11 @@ class Link:
         try:
             while True:
                 await self._pause(delay)
-                if self.session.is_over():
+                if self._is_over():
                     return
                 began, recorded = clock(), self.session.recorded
                 error = await self._stream()
-                if self.session.is_over():
+                if self._is_over():
                     return
                 if error is not None and self._is_fatal(error):
                     raise error
@@ -120,11 +126,19 @@ class Link:
                     # It did work, so the break is no sign of a server that can't.
                     self._backoff.reset()
                 delay = self._backoff.next(error.retry_after if error is not None else None)
+                if self.session.is_over() and (error is None or error.retry_after is None):
+                    delay = min(delay, _LAST_LOOK)  # there is not much time to come back in
                 self._log_break(error, delay)
                 self._targets.advance()
         finally:
             ticker.cancel()
             await asyncio.gather(ticker, return_exceptions=True)
+
+    def _is_over(self) -> bool:
+        """Whether the session is over, and no server may have sent it tasks of late that were not read: they would run
+        out on this worker, which nobody can tell from one that has begun them.
+        """
+        return self.session.is_over() and clock() >= self._come_back_until
 
     async def _pause(self, delay: float) -> None:
         """Wait before the next try; a session that leaves and holds nothing does not wait for a stream to say
@@ -135,17 +149,22 @@ class Link:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay):
                 await self._left.wait()
-                while not self.session.is_over():
+                while not self._is_over():
                     self._wake.clear()
-                    await self._wake.wait()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_LAST_LOOK):
+                            await self._wake.wait()
 
     async def _stream(self) -> FencepostError | None:
         """Serve one stream until it ends. Returns its error; None if it ended well or from this side."""
         options = channel_options(self.session.identity.max_frame_bytes + MESSAGE_SLACK)
+        self._rebuild.clear()
+        self._greeted = False
         channel = grpc.aio.insecure_channel(self._targets.current, options=options)
         try:
-            if self._prepare is not None:
-                await self._prepare(channel)
+            if self._prepare is not None and not await self._done_before_leaving(self._prepare(channel)):
+                await channel.close()
+                return None
         except FencepostError as error:
             await channel.close()
             return error
@@ -153,8 +172,6 @@ class Link:
             await channel.close()
             raise
         call: Call = rpc.WorkerServiceStub(channel).Session()
-        self._rebuild.clear()
-        self._greeted = False
         self.session.begin(clock())
         self.channel = channel
         reader = asyncio.create_task(self._read(call))
@@ -162,7 +179,7 @@ class Link:
         rebuild = asyncio.create_task(self._rebuild.wait())
         tasks: list[asyncio.Task[object]] = [reader, writer, rebuild]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, timeout=self._time_left(), return_when=asyncio.FIRST_COMPLETED)
             if writer.done() and not reader.done():
                 # It has said all, or could not write on; the server's end or status comes by the reader.
                 ends = [reader, rebuild]
@@ -172,6 +189,8 @@ class Link:
                 task.cancel()
             self.channel = None
             status = await self._status(call)
+            if self._greeted and self.session.may_have_unread:
+                self._come_back_until = clock() + LAST_WORD_SECONDS
             self.session.end()
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
             await self._close(call, channel)
@@ -181,6 +200,24 @@ class Link:
             ):
                 logger.error("a fault of the SDK ended a stream; the worker goes on", exc_info=outcome)
         return status
+
+    async def _done_before_leaving(self, work: Awaitable[None]) -> bool:
+        """Do what comes before the stream; False if the worker leaves meanwhile and waits for nothing of a server."""
+        working, leaving = asyncio.ensure_future(work), asyncio.create_task(self._rebuild.wait())
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                return False
+            await working
+            return True
+        finally:
+            working.cancel()
+            leaving.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
+
+    def _time_left(self) -> float | None:
+        """For how long the next stream may be tried, in seconds; None: as long as the server is heard from."""
+        return self._come_back_until - clock() if self.session.is_over() else None
 
     @staticmethod
     async def _status(call: Call) -> FencepostError | None:
@@ -214,6 +251,7 @@ class Link:
             was_open = session.is_open
             self._handle(session.receive(frame, clock()))
             if not was_open and session.is_open:
+                self._come_back_until = -math.inf  # its Hello has settled what was before it
                 self._away_since = math.inf
                 self._log_connected(again=self._was_open)
                 self._was_open = True
@@ -225,7 +263,7 @@ class Link:
             if frame is not None:
                 await call.write(frame)
                 self._greeted = True
-            elif session.is_over():
+            elif self._is_over():
                 await call.done_writing()
                 return
             else:
@@ -242,7 +280,12 @@ class Link:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(self._next_tick - now, 0.0)):
                     await self._retick.wait()
-            self._handle(self.session.tick(clock()))
+            try:
+                self._handle(self.session.tick(clock()))
+            except Exception:
+                # Without ticks no lease would be renewed and no silence noticed, and nobody would see why.
+                logger.exception("a fault of the SDK at a tick; the worker goes on")
+                await asyncio.sleep(FAULT_PAUSE)
 
     def _handle(self, effects: Effects) -> None:
         if effects.rebuild:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import queue
 import threading
 from collections import deque
@@ -29,14 +28,17 @@ from fencepost.errors import NotEncodable
 from fencepost.failure import ATTEMPT_TIMEOUT, Completed, Failed, clean, failed, not_recordable, stopped
 from fencepost.lease import CancelReason, Lease, cancellations
 from fencepost.models import Failure, FailureKind
+from fencepost.sdk_log import SdkLog
 
 if TYPE_CHECKING:
     from fencepost.ops import LocalCall
     from fencepost.run_cache import RunEntry
 
-logger = logging.getLogger("fencepost.worker")
+logger = SdkLog("fencepost.worker")
 
 HELP_AFTER = 0.001
+HELP_AGAIN_AFTER = 1.0
+"""Where no thread could be started."""
 _LOGGED_MESSAGE = 500
 
 
@@ -308,14 +310,23 @@ class LocalSteps:
             fresh = min(max(0, count - self._idle), self._max_threads - self._threads)
             first = self._threads + 1
             self._threads += fresh
+        after = HELP_AFTER
         for number in range(first, first + fresh):
-            threading.Thread(target=self._serve, name=f"fencepost-local-{number}", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, name=f"fencepost-local-{number}", daemon=True).start()
+            except RuntimeError as error:
+                # Those that are there do the work; where there are none it is tried again.
+                with self._lock:
+                    self._threads -= first + fresh - number
+                after = HELP_AGAIN_AFTER
+                logger.warning("no thread can be started for local steps, %d are there: %s", self._threads, error)
+                break
         for _ in range(count):
             # Also for those that are about to become idle, having seen nothing to do.
             self._wanted.put(True)
         if not self._help_planned:
             self._help_planned = True
-            self._loop.call_later(HELP_AFTER, self._help, count)
+            self._loop.call_later(after, self._help, count)
 
     def _help(self, count: int) -> None:
         """Let more threads work if what there was is not yet begun: the others may be waiting for something."""
@@ -418,6 +429,8 @@ def _completed(step: Underway, output: object) -> Completed | Failed:
         return call.completed(output, step.max_payload_bytes)
     except NotEncodable as error:
         return _told(step, not_recordable(f"the output of local step {call.name} can't be recorded: {error.message}"))
+    except BaseException as error:  # noqa: BLE001 - the user's classes are written in here
+        return _failed(step, error)
 
 
 def _failed(step: Underway, error: BaseException) -> Failed:

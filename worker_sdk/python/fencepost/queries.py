@@ -6,7 +6,6 @@ that has ended. Used in the users' loop's thread.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from fencepost.failure import Failed, clean, failed
 from fencepost.frames import fill_failure
 from fencepost.history_pages import Page, Reading
 from fencepost.models import FailureKind, fill_payload, value_of
+from fencepost.sdk_log import SdkLog
 from fencepost.v1 import run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost.watchdog import REPLAYED_A_SECOND, TurnInterrupted, Watchdog
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fencepost.session import Session
     from fencepost.workflow import Workflow
 
-logger = logging.getLogger("fencepost.worker")
+logger = SdkLog("fencepost.worker")
 
 UNKNOWN_QUERY = "UNKNOWN_QUERY"
 _MAX_ANSWER_BYTES = 1 << 20

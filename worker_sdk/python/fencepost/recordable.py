@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from fencepost.codec import Value, utf8_length
+from fencepost.codec import Value, check_metadata, utf8_length
 from fencepost.errors import NotEncodable
 
 MAX_DEPTH = 128
 """Arrays and objects inside each other."""
 MAX_DIGITS = 1_000
 """Digits of one number."""
-MAX_METADATA_ENTRIES = 32
-MAX_METADATA_BYTES = 4_096
-"""As JSON."""
 _MAX_EXPONENT = 10**6
 _SHOWN = 100
 
@@ -38,7 +35,7 @@ def recordable(value: Value, *, given: object = None) -> Value:
     none, or beyond what the server takes.
     """
     if value.metadata:
-        _check_metadata(value.metadata)
+        check_metadata(value.metadata)
     text = value.json
     if text is None:
         return value
@@ -54,16 +51,6 @@ def recordable(value: Value, *, given: object = None) -> Value:
     except ValueError as error:
         raise NotEncodable(f"it is no JSON that can be recorded: {error}") from None
     return value
-
-
-def _check_metadata(metadata: Mapping[str, str]) -> None:
-    if not all(isinstance(text, str) for pair in metadata.items() for text in pair):
-        raise NotEncodable("names and values of metadata are text")
-    text = json.dumps(dict(metadata))
-    if len(metadata) > MAX_METADATA_ENTRIES or len(text) > MAX_METADATA_BYTES:
-        raise NotEncodable(f"its metadata has more than {MAX_METADATA_ENTRIES} entries or {MAX_METADATA_BYTES} bytes")
-    for name, told in metadata.items():
-        utf8_length(name + told)
 
 
 def _may_break_a_rule(text: str) -> bool:

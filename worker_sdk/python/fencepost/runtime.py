@@ -9,7 +9,6 @@ the slots.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -29,13 +28,14 @@ from fencepost.link import Link
 from fencepost.queries import Answer
 from fencepost.registering import Registering
 from fencepost.run_cache import Limits
+from fencepost.sdk_log import SdkLog
 from fencepost.session import Session
 
 if TYPE_CHECKING:
     from fencepost.lease import Lease, Owner
     from fencepost.ledger import Counters, Effects
 
-logger = logging.getLogger("fencepost.worker")
+logger = SdkLog("fencepost.worker")
 
 MAX_LEAVING_LINKS = 4
 ABANDON_TIMEOUT = 5.0
@@ -133,7 +133,10 @@ class Runtime:
         if self._decider is not None:
             while True:
                 await asyncio.sleep(min(WATCH_INTERVAL, self._settings.deadlock_timeout / 4))
-                self._decider.watchdog.check()
+                try:
+                    self._decider.watchdog.check()
+                except Exception:
+                    logger.exception("a fault of the SDK as it looked after the workflows; the worker goes on")
 
     def _open(self, delay: float) -> None:
         settings = self._settings

@@ -18,7 +18,6 @@ Used by one thread, that of the session's loop.
 from __future__ import annotations
 
 import enum
-import logging
 import math
 import uuid
 from collections import deque
@@ -38,6 +37,7 @@ from fencepost.frames import (
     fill_outcomes,
     fill_ref,
     seconds_of,
+    stop_reason,
     take,
 )
 from fencepost.heartbeats import Heartbeats
@@ -45,10 +45,11 @@ from fencepost.identity import UNKNOWN_STEP, Identity
 from fencepost.lease import CancelReason, DecideLease, Lease
 from fencepost.ledger import Counters, Effects, Ledger
 from fencepost.models import FailureKind
+from fencepost.sdk_log import SdkLog
 from fencepost.v1 import error_pb2, run_service_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 
-logger = logging.getLogger("fencepost.worker")
+logger = SdkLog("fencepost.worker")
 
 PROTOCOL_VERSION = 1
 MAX_PREVIOUS_SESSIONS = 16
@@ -112,6 +113,8 @@ class Session:
         self._heartbeats.reset()
         self._tasks_number = 0
         self._capacity_sent = (-1, -1)
+        self.may_have_unread = False
+        """Whether the server may have sent tasks that were not read: it was to, and has not said that no more come."""
         self._goodbye_frame = 0
         self._goodbye_answered = False
         self._silent_at = now + WELCOME_TIMEOUT
@@ -169,10 +172,7 @@ class Session:
     # What to write.
 
     def next_frame(self, now: float) -> pb.SessionRequest | None:
-        """The next frame to write, None if there is nothing to say.
-
-        ``now`` counts as the time when it was sent.
-        """
+        """The next frame to write, None if there is nothing to say. ``now`` counts as the time when it was sent."""
         if self._phase is _Phase.NEW:
             return self._hello(now)
         if self._phase is not _Phase.OPEN:
@@ -182,9 +182,8 @@ class Session:
             frame.pong.number = self._pongs.popleft()
             return frame
         if (self.capacity, self.workflow_capacity) != self._capacity_sent:
-            self._capacity_sent = (self.capacity, self.workflow_capacity)
             frame = self._flights.numbered(now)
-            frame.capacity.capacity, frame.capacity.workflow_capacity = self._capacity_sent
+            frame.capacity.capacity, frame.capacity.workflow_capacity = self._offer()
             frame.capacity.SetInParent()
             return frame
         if self._heartbeats.waiting:
@@ -206,8 +205,7 @@ class Session:
         frame = self._flights.numbered(now)
         hello = frame.hello
         hello.protocol_version = PROTOCOL_VERSION
-        self._capacity_sent = (self.capacity, self.workflow_capacity)
-        hello.capacity, hello.workflow_capacity = self._capacity_sent
+        hello.capacity, hello.workflow_capacity = self._offer()
         self.identity.fill(hello)
         hello.previous_session_ids.extend(self._unwelcomed)
         if self._last_welcomed:
@@ -219,6 +217,11 @@ class Session:
         self._unwelcomed.appendleft(hello.session_id)
         self._phase = _Phase.GREETED
         return frame
+
+    def _offer(self) -> tuple[int, int]:
+        self._capacity_sent = (self.capacity, self.workflow_capacity)
+        self.may_have_unread = self.may_have_unread or any(self._capacity_sent)
+        return self._capacity_sent
 
     def _heartbeat_frame(self, now: float) -> pb.SessionRequest:
         leases = self._heartbeats.next()
@@ -303,9 +306,9 @@ class Session:
             for ref in frame.cancel.tasks:
                 lease = self.ledger.find(ref)
                 if lease is not None:
-                    self.ledger.wanted_to_stop(lease, _stop_reason(frame.cancel.reason), until, effects)
+                    self.ledger.wanted_to_stop(lease, stop_reason(frame.cancel.reason), until, effects)
         elif kind == "drain":
-            effects.drain = True
+            effects.drain, self.may_have_unread = True, False
         # A kind that this SDK does not know is a newer server's; it is told our version and must do without.
         self._silent_at = now + MISSED_PINGS * self._ping_interval
         return effects
@@ -369,7 +372,7 @@ class Session:
 
     def _acknowledged(self, ack: pb.Ack, now: float, effects: Effects) -> None:
         if ack.frame_id == self._goodbye_frame:
-            self._goodbye_answered = True
+            self._goodbye_answered, self.may_have_unread = True, False
         flight = self._flights.of(ack.frame_id)
         if flight is None:
             if ack.HasField("error"):
@@ -408,7 +411,7 @@ class Session:
         if isinstance(lease, DecideLease) and result.last_seq:
             effects.news.append(Behind(lease, result.last_seq))
         if result.cancel_wanted:
-            self.ledger.wanted_to_stop(lease, _stop_reason(result.reason), sent_at + seconds, effects)
+            self.ledger.wanted_to_stop(lease, stop_reason(result.reason), sent_at + seconds, effects)
 
     def _checkpoint_refused(self, lease: Lease, why: pb.ItemResult | run_service_pb2.ItemError, now: float) -> None:
         self.ledger.checkpoints.refused(lease, why.reason, why.message, why.violations, now)
@@ -492,9 +495,3 @@ class Session:
             elif lease.outcome is None:
                 self.ledger.cut_off(lease, failure, CancelReason.WORKER_SHUTDOWN, effects)
         return effects
-
-
-def _stop_reason(reason: error_pb2.ErrorReason.ValueType) -> CancelReason:
-    """Why the server wants a step to stop; that its run ends, if it does not say."""
-    is_cancelled = reason == error_pb2.ERROR_REASON_RUN_CANCELLED
-    return CancelReason.RUN_CANCELLED if is_cancelled else CancelReason.RUN_ENDED

@@ -31,6 +31,7 @@ from fencepost.context import StepContext
 from fencepost.errors import NotEncodable
 from fencepost.failure import NOTHING, Completed
 from fencepost.lease import Lease, TaskKind
+from fencepost.models import payload_size
 from fencepost.names import check_name, takes_a_name
 
 P = ParamSpec("P")
@@ -194,7 +195,7 @@ class Step(Generic[P, R_co]):
         size = value.size
         if size > max_payload_bytes:
             raise NotEncodable(f"{size} bytes, over the limit of {max_payload_bytes}: return a reference instead")
-        return Completed(value, size)
+        return Completed(value, payload_size(value) if value.metadata else size)
 
 
 class Undo(Step[P, R_co]):

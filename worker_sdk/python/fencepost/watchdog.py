@@ -10,7 +10,6 @@ The one who ends a turn and the one who interrupts it use a lock, so that nothin
 from __future__ import annotations
 
 import ctypes
-import logging
 import sys
 import threading
 import time
@@ -18,10 +17,12 @@ import traceback
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from fencepost.sdk_log import SdkLog
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
-logger = logging.getLogger("fencepost.worker")
+logger = SdkLog("fencepost.worker")
 
 REPLAYED_A_SECOND = 10_000
 """How many events of a history are granted a second of their own, over the limit of a turn."""

@@ -28,10 +28,11 @@ from fencepost.deterministic import escapes
 from fencepost.identity import Identity, WorkflowKey
 from fencepost.ledger import Counters
 from fencepost.runtime import Runtime, Settings
+from fencepost.sdk_log import SdkLog
 from fencepost.steps import Step
 from fencepost.workflow import Workflow
 
-logger = logging.getLogger("fencepost.worker")
+logger = SdkLog("fencepost.worker")
 
 MAX_SLOTS = 10_000
 MAX_HANDLERS = 1_000
