@@ -248,6 +248,20 @@ def test_an_output_that_can_not_be_recorded_fails_the_run(output: object) -> Non
     assert (failure.kind, failure.code) == (FailureKind.PERMANENT, "OUTPUT_NOT_RECORDABLE")
 
 
+def test_what_a_class_raises_as_the_output_is_written_is_the_runs_own_failure() -> None:
+    class Odd(list[int]):
+        def __iter__(self) -> Any:
+            raise SystemExit("odd")
+
+    @workflow("w", compatibility_id="1")
+    async def function(ctx: WorkflowContext) -> Any:
+        return Odd([1])
+
+    failure = decided(function).story.failure
+    assert failure is not None
+    assert (failure.kind, failure.code) == (FailureKind.PERMANENT, "SystemExit")
+
+
 def test_local_steps_under_way_are_recorded_before_the_run_completes() -> None:
     @workflow("w", compatibility_id="1")
     async def function(ctx: WorkflowContext) -> str:

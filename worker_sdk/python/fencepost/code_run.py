@@ -481,6 +481,10 @@ class CodeRun:
                 raise NotEncodable(f"{output.size} bytes, over the limit of {self._max_payload_bytes}")
         except NotEncodable as error:
             self._ends(_FAIL, None, not_recordable(error.message))
+        except TurnInterrupted:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the user's classes are written in here: the run's failure
+            self._fail(error)
         else:
             self._ends(_COMPLETE, output)
 

@@ -142,6 +142,8 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
     """Raises NotEncodable if it is no text by name, or beyond what the server takes."""
     if not isinstance(metadata, Mapping):
         raise NotEncodable(f"the metadata of a Value is a mapping, not {type(metadata).__name__}")
+    if not metadata:
+        return
     if not all(isinstance(text, str) for pair in metadata.items() for text in pair):
         raise NotEncodable("names and values of metadata are text")
     text = json.dumps(dict(metadata))
