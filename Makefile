@@ -21,7 +21,7 @@ demo: $(SET_UP) ## 830 real orders through a durable workflow, while a worker is
 	@$(BIN)/python -m examples.northwind $(ARGS)
 
 test: $(SET_UP) ## all tests, against a real PostgreSQL
-	@$(BIN)/pytest -n 4 $(if $(ARGS),$(ARGS),tests)
+	@$(BIN)/pytest -n 4 --dist worksteal $(if $(ARGS),$(ARGS),tests)
 
 faults: $(SET_UP) ## everything fails in turn under load, for minutes; then a checker looks for what was lost
 	@$(BIN)/python -m tests.faults.soak $(ARGS)

@@ -9,9 +9,7 @@ import shlex
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
-import typer
-
-from fencepost_server.cli.program import make_app
+from fencepost_server.cli.program import make_program
 from fencepost_server.config import Config
 from tests.cli.program import PROGRAM, Program
 from tests.fixtures.raw_worker import RawWorker
@@ -34,8 +32,7 @@ def settings_table() -> str:
 def flags() -> Iterator[tuple[str, str]]:
     """Every command and flag but the settings of servers."""
     settings = {f"--{prefix}{f.name.replace('_', '-')}" for f in dataclasses.fields(Config) for prefix in ("", "no-")}
-    group = typer.main.get_group(make_app())
-    for name, command in group.commands.items():
+    for name, command in make_program().commands.items():
         for word, inner in getattr(command, "commands", {"": command}).items():
             for parameter in inner.params:
                 for option in parameter.opts:

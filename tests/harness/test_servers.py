@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 
 import grpc
@@ -15,6 +16,7 @@ import pytest
 from fencepost.v1.run_service_pb2 import ListRunsRequest
 from tests.fixtures.api import Api, kinds
 from tests.fixtures.manifests import handler_names, manifest
+from tests.fixtures.processes import environment
 from tests.fixtures.proxy import Proxy
 from tests.fixtures.raw_worker import ALREADY_DONE, LEASE_LOST, OK, RawWorker
 from tests.fixtures.refusals import decode, refused
@@ -128,3 +130,8 @@ async def test_a_server_process_can_be_frozen_and_stopped(
 def test_a_server_process_that_cannot_serve_says_so(server_process: StartServerProcess, fresh_dsn: str) -> None:
     with pytest.raises(RuntimeError, match=r"SCHEMA_VERSION_MISMATCH|migrate"):
         server_process(fresh_dsn)
+
+
+def test_what_a_process_compiles_is_kept_for_the_next_one_whatever_the_environment_said() -> None:
+    assert "PYTHONDONTWRITEBYTECODE" not in environment({})
+    assert not sys.dont_write_bytecode, "nor is a test worker kept from it, which compiles all tests"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from fencepost_server.cli.faults import CommandFailed, WrongUsage
+from fencepost_server.cli.faults import CommandFailed, WrongUsage, is_a
 from fencepost_server.cli.parameters import Command, replaced
 
 if TYPE_CHECKING:
@@ -100,12 +100,13 @@ def with_caller(function: Command, *, without: tuple[str, ...] = ()) -> Command:
     """Let a command that takes ``caller: Caller`` take the flags for it, but for those that it has itself."""
 
     def command(*, caller: Caller, **values: Any) -> None:
-        from fencepost import FencepostError
-
         try:
             function(caller=caller, **values)
-        except FencepostError as error:
-            raise refusal(error, caller) from error
+        except Exception as error:
+            # The SDK is not loaded for a command that asks no server, such as one whose flags are wrong.
+            if is_a(error, "fencepost", "FencepostError"):
+                raise refusal(cast("FencepostError", error), caller) from error
+            raise
 
     own = inspect.signature(function, eval_str=True)
     command.__signature__ = own  # type: ignore[attr-defined]  # `replaced` and typer read it

@@ -32,17 +32,17 @@ def explain(error: BaseException) -> CommandFailed | None:
     """
     if isinstance(error, CommandFailed):
         return error
-    if _is(error, "fencepost_server.config", "ConfigError"):
+    if is_a(error, "fencepost_server.config", "ConfigError"):
         return WrongUsage("wrong settings:\n" + "\n".join(f"  {fault}" for fault in getattr(error, "faults", [])))
-    if _is(error, "fencepost_server.domain.errors", "FencepostError"):
+    if is_a(error, "fencepost_server.domain.errors", "FencepostError"):
         return CommandFailed(f"{getattr(error, 'reason', '')}: {error}")
-    if _is(error, "fencepost_server.embedded", "EmbeddedFailed"):
+    if is_a(error, "fencepost_server.embedded", "EmbeddedFailed"):
         return CommandFailed(str(error))
-    if _is(error, "fencepost_server.supervisor", "ProcessFailed"):
+    if is_a(error, "fencepost_server.supervisor", "ProcessFailed"):
         return CommandFailed(str(error), getattr(error, "code", FAILURE))
-    if _is(error, "fencepost_server.supervisor", "CannotStart"):
+    if is_a(error, "fencepost_server.supervisor", "CannotStart"):
         return _all_of(getattr(error, "exceptions", ()))
-    if _is(error, "psycopg", "Error"):
+    if is_a(error, "psycopg", "Error"):
         from fencepost_server.store.explain import explain as explain_driver_error
 
         return CommandFailed(explain_driver_error(error))
@@ -64,7 +64,8 @@ def _all_of(causes: Sequence[BaseException]) -> CommandFailed | None:
     return CommandFailed("can't start:\n" + "\n".join(f"  {fault}" for fault in expected))
 
 
-def _is(error: BaseException, module: str, name: str) -> bool:
+def is_a(error: BaseException, module: str, name: str) -> bool:
+    """Whether ``error`` is of a class that is not to be imported for this question; see `explain`."""
     loaded: Mapping[str, object] = vars(sys.modules[module]) if module in sys.modules else {}
     kind = loaded.get(name)
     return isinstance(kind, type) and isinstance(error, kind)

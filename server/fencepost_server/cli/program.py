@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import typer
-import typer.core
+from typer.core import TyperGroup
 
 from fencepost_server.cli import control, definitions, deploying, dev, runs, schedules, server, starting, waiting
 from fencepost_server.cli.caller import with_caller
@@ -19,15 +20,67 @@ from fencepost_server.cli.schedule_specs import with_said
 
 PROGRAM = "fencepost"
 
-_CONTROL: Mapping[str, Command] = {
-    "signal": control.signal,
-    "cancel": control.cancel,
-    "terminate": control.terminate,
-    "pause": control.pause,
-    "resume": control.resume,
-    "retry": control.retry,
+
+def _on_chosen(command: Command) -> Command:
+    return with_caller(with_chosen(command))
+
+
+_SERVERS: Mapping[str, Callable[[], Command]] = {
+    "dev": lambda: dev.dev,
+    "serve": lambda: server.serve,
+    "migrate": lambda: server.migrate,
+    "restore-epoch": lambda: server.restore_epoch,
 }
-_CLIENTS = ("definitions", "runs", "schedules", *_CONTROL)
+_CONTROL: Mapping[str, Callable[[], Command]] = {
+    "signal": partial(_on_chosen, control.signal),
+    "cancel": partial(_on_chosen, control.cancel),
+    "terminate": partial(_on_chosen, control.terminate),
+    "pause": partial(_on_chosen, control.pause),
+    "resume": partial(_on_chosen, control.resume),
+    "retry": partial(_on_chosen, control.retry),
+}
+_GROUPS: Mapping[str, tuple[str, Mapping[str, Callable[[], Command]]]] = {
+    "definitions": (
+        "Register workflow definitions, look at them, choose which one new runs take.",
+        {
+            "register": partial(with_caller, definitions.register),
+            "validate": partial(with_caller, definitions.validate),
+            "list": partial(with_caller, definitions.list_),
+            "get": partial(with_caller, definitions.get),
+            "diff": partial(with_caller, deploying.diff),
+            "activate": partial(with_caller, deploying.activate),
+            "remove": partial(with_caller, deploying.remove),
+        },
+    ),
+    "runs": (
+        "Start runs and follow them. What is asked of them, such as cancel, are commands of their own.",
+        {
+            "start": partial(with_caller, starting.start),
+            "get": partial(with_caller, runs.get),
+            "list": partial(with_caller, runs.list_),
+            "watch": partial(with_caller, runs.watch),
+            "wait": partial(with_caller, waiting.wait, without=("timeout",)),
+            "history": partial(with_caller, runs.history),
+            "query": partial(with_caller, runs.query),
+        },
+    ),
+    "schedules": (
+        "Start runs at given times.",
+        {
+            "create": lambda: with_caller(with_said(schedules.create)),
+            "update": lambda: with_caller(with_said(schedules.update)),
+            "list": partial(with_caller, schedules.list_),
+            "show": partial(with_caller, schedules.show),
+            "fire-times": partial(with_caller, schedules.fire_times),
+            "trigger": partial(with_caller, schedules.trigger),
+            "backfill": partial(with_caller, schedules.backfill),
+            "pause": partial(with_caller, schedules.pause),
+            "resume": partial(with_caller, schedules.resume),
+            "delete": partial(with_caller, schedules.delete),
+        },
+    ),
+}
+_CLIENTS = (*_GROUPS, *_CONTROL)
 
 
 def _show_version(wanted: bool) -> None:
@@ -57,104 +110,79 @@ def _root(
         raise WrongUsage(f"--{next(iter(context.obj))} is for the commands {commands}")
 
 
-class _Group(typer.core.TyperGroup):
+class _Group(TyperGroup):
     """Tells of a command that it has not where else there is one of that name."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         word = args[0]
         if word not in self.commands and not ctx.resilient_parsing:
-            found = [" ".join((PROGRAM, *place, word)) for place in _places_of(word, ctx.find_root().command)]
+            found = [" ".join((PROGRAM, *place)) for place in _places_of(word)]
             if found:
                 ctx.fail(f"No such command {word!r} here. There is: {', '.join(found)}")
         return super().resolve_command(ctx, args)
 
 
-def _places_of(word: str, group: Any) -> Iterator[tuple[str, ...]]:
-    """The words that lead to each command of that name."""
-    if word in group.commands:
-        yield ()
-    for name, inner in group.commands.items():
-        if isinstance(inner, _Group):
-            yield from ((name, *place) for place in _places_of(word, inner))
+def _places_of(word: str) -> Iterator[tuple[str, ...]]:
+    """The words of each command of that name."""
+    if word in {**_SERVERS, **_GROUPS, **_CONTROL}:
+        yield (word,)
+    yield from ((name, word) for name, (_, makers) in _GROUPS.items() if word in makers)
 
 
-def make_app() -> typer.Typer:
+class _Commands(Mapping[str, Any]):
+    """The commands of a group. Each is made when it is asked for: making all is a fifth of what one takes in all."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], Any]]) -> None:
+        self._makers = makers
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = self._makers[name]()
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+
+# Plain help: rich's takes two thirds of the time that `--help` takes in all.
+_new = partial(typer.Typer, cls=_Group, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+def make_program() -> TyperGroup:
     """The program with all of its commands."""
-    # Plain help: rich's takes two thirds of the time that `--help` takes in all.
-    app = typer.Typer(
-        name=PROGRAM, cls=_Group, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
-    )
+    app = _new(name=PROGRAM, no_args_is_help=True)
     app.callback()(_root)
-    for name, command in (
-        ("dev", dev.dev),
-        ("serve", server.serve),
-        ("migrate", server.migrate),
-        ("restore-epoch", server.restore_epoch),
-    ):
-        app.command(name)(with_debug(command))
-    _add_group(
-        app,
-        "definitions",
-        "Register workflow definitions, look at them, choose which one new runs take.",
-        {
-            "register": with_caller(definitions.register),
-            "validate": with_caller(definitions.validate),
-            "list": with_caller(definitions.list_),
-            "get": with_caller(definitions.get),
-            "diff": with_caller(deploying.diff),
-            "activate": with_caller(deploying.activate),
-            "remove": with_caller(deploying.remove),
-        },
-    )
-    _add_group(
-        app,
-        "runs",
-        "Start runs and follow them. What is asked of them, such as cancel, are commands of their own.",
-        {
-            "start": with_caller(starting.start),
-            "get": with_caller(runs.get),
-            "list": with_caller(runs.list_),
-            "watch": with_caller(runs.watch),
-            "wait": with_caller(waiting.wait, without=("timeout",)),
-            "history": with_caller(runs.history),
-            "query": with_caller(runs.query),
-        },
-    )
-    _add_group(
-        app,
-        "schedules",
-        "Start runs at given times.",
-        {
-            "create": with_caller(with_said(schedules.create)),
-            "update": with_caller(with_said(schedules.update)),
-            "list": with_caller(schedules.list_),
-            "show": with_caller(schedules.show),
-            "fire-times": with_caller(schedules.fire_times),
-            "trigger": with_caller(schedules.trigger),
-            "backfill": with_caller(schedules.backfill),
-            "pause": with_caller(schedules.pause),
-            "resume": with_caller(schedules.resume),
-            "delete": with_caller(schedules.delete),
-        },
-    )
-    for name, command in _CONTROL.items():
-        app.command(name)(with_debug(with_caller(with_chosen(command))))
-    return app
+    program = typer.main.get_command(app)
+    assert isinstance(program, TyperGroup)
+    commands = {name: partial(_command, name, make) for name, make in {**_SERVERS, **_CONTROL}.items()}
+    groups = {name: partial(_group, name, text, makers) for name, (text, makers) in _GROUPS.items()}
+    program.commands = _Commands({**commands, **groups})  # type: ignore[assignment]  # nobody adds any
+    return program
 
 
-def _add_group(app: typer.Typer, name: str, text: str, commands: Mapping[str, Command]) -> None:
-    group = typer.Typer(name=name, cls=_Group, help=text, no_args_is_help=True, rich_markup_mode=None)
-    for word, command in commands.items():
-        group.command(word)(with_debug(command))
-    app.add_typer(group)
+def _group(name: str, text: str, makers: Mapping[str, Callable[[], Command]]) -> TyperGroup:
+    group = typer.main.get_group(_new(name=name, help=text, no_args_is_help=True))
+    commands = {word: partial(_command, word, make) for word, make in makers.items()}
+    group.commands = _Commands(commands)  # type: ignore[assignment]  # as above
+    return group
+
+
+def _command(name: str, make: Callable[[], Command]) -> Any:
+    app = _new(add_completion=False)
+    app.command(name)(with_debug(make()))
+    return typer.main.get_command(app)
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
     """Run a command and end the process with its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    command = typer.main.get_command(make_app())
+    program = make_program()
     try:
-        command.main(words, prog_name=PROGRAM)
+        program.main(words, prog_name=PROGRAM)
     except Exception as error:
         fault = explain(error)
         if fault is None:
