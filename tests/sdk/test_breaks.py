@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fencepost import AsyncClient, AsyncRunHandle, SessionRefused, StartRun, Step, StepContext, Worker, step
+from fencepost import AsyncClient, AsyncRunHandle, SessionRefused, StartRun, Step, StepContext, Worker, link, step
 from fencepost.session import Session
 from tests.fixtures.manifests import manifest
 from tests.fixtures.processes import Process
@@ -123,9 +123,14 @@ async def test_tasks_that_were_lost_on_the_way_are_offered_again_and_cost_no_att
 
 
 async def test_tasks_that_were_lost_on_the_way_to_a_worker_that_ends_cost_no_attempt(
-    in_process_server: StartServer, dsn: str, new_proxy: Callable[[str], Proxy], gate: Gate
+    in_process_server: StartServer,
+    dsn: str,
+    new_proxy: Callable[[str], Proxy],
+    gate: Gate,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    server = await in_process_server(dsn, **QUICK)
+    monkeypatch.setattr(link, "LAST_WORD_SECONDS", 20.0)  # a stall of the machine is no part of this
+    server = await in_process_server(dsn, **{**QUICK, "disconnect_grace": 20.0})
     proxy = new_proxy(server.grpc_address)
     gate.open.set()
     async with running(Worker(proxy.address, [gate.step])) as (run,):

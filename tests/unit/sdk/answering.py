@@ -63,7 +63,9 @@ def trailing(reason: str = "", retry: float | None = None) -> tuple[tuple[str, b
     if reason:
         details.append(error_details_pb2.ErrorInfo(reason=reason, domain="fencepost"))
     if retry is not None:
-        details.append(error_details_pb2.RetryInfo(retry_delay=Duration(nanos=int(retry * 1e9))))
+        delay = Duration()
+        delay.FromNanoseconds(int(retry * 1e9))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
     for detail in details:
         packed = AnyMessage()
         packed.Pack(detail)

@@ -56,9 +56,10 @@ async def test_a_worker_that_leaves_before_its_welcome_gives_back_the_tasks_behi
 
 @pytest.mark.parametrize("left", ["before", "after"])
 async def test_a_worker_whose_stream_breaks_as_it_leaves_comes_back_for_what_it_has_not_read(
-    server: Server, left: str
+    server: Server, left: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tasks that the server wrote to the broken stream are on no worker, which nobody but this one can tell."""
+    monkeypatch.setattr(link_module, "LAST_WORD_SECONDS", 60.0)  # a stall of the machine is no part of this
     breaks, hellos = asyncio.Event(), list[pb.Hello]()
 
     async def breaking(stream: Stream) -> None:
