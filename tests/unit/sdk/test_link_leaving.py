@@ -106,6 +106,27 @@ async def test_a_worker_that_leaves_does_not_wait_for_a_server_that_stays_away(
     await asyncio.wait_for(life, 3)
 
 
+async def test_a_worker_that_leaves_does_not_wait_for_a_server_that_has_refused_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that shuts down does, when all are told to end together: it has given it nothing."""
+    monkeypatch.setattr(link_module, "LAST_WORD_SECONDS", 60.0)
+    refused = asyncio.Event()
+
+    async def refusing(stream: Stream) -> None:
+        await stream.request()
+        refused.set()
+        await stream.context.abort(grpc.StatusCode.UNAVAILABLE, "it shuts down", trailing("SERVER_DRAINING", 60.0))
+
+    server.scripts.append(refusing)
+    link = Link(session_of(), Targets(server.address), Backoff(), released)
+    life = asyncio.create_task(link.run())
+    await refused.wait()
+    await eventually(lambda: link.channel is None)
+    link.leave()
+    await asyncio.wait_for(life, 10)
+
+
 async def test_a_worker_that_leaves_before_its_hello_is_out_does_not_wait_for_the_server() -> None:
     """Nobody can have given it anything: the address takes connections and says nothing."""
     connected, over = asyncio.Event(), asyncio.Event()

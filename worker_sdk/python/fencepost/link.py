@@ -24,6 +24,7 @@ from fencepost.errors import (
     FencepostError,
     InvalidManifest,
     SessionRefused,
+    Unavailable,
     Unreachable,
 )
 from fencepost.lease import clock
@@ -185,11 +186,13 @@ class Link:
                 ends = [reader, rebuild]
                 await asyncio.wait(ends, timeout=CLOSE_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            has_read_all = reader.done()
             for task in tasks:
                 task.cancel()
             self.channel = None
             status = await self._status(call)
-            if self._greeted and self.session.may_have_unread:
+            is_refused = has_read_all and self._is_refusal(status)
+            if self._greeted and self.session.may_have_unread and not is_refused:
                 self._come_back_until = clock() + LAST_WORD_SECONDS
             self.session.end()
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -218,6 +221,10 @@ class Link:
     def _time_left(self) -> float | None:
         """For how long the next stream may be tried, in seconds; None: as long as the server is heard from."""
         return self._come_back_until - clock() if self.session.is_over() else None
+
+    def _is_refusal(self, status: FencepostError | None) -> bool:
+        """Whether this is a server's own word instead of a Welcome, as of one that shuts down: it has given nothing."""
+        return not self.session.is_open and isinstance(status, Unavailable) and not isinstance(status, Unreachable)
 
     @staticmethod
     async def _status(call: Call) -> FencepostError | None:
