@@ -54,6 +54,8 @@ class Retention:
         self._turn_began = False
         self._left: set[str] = set()
         """Runs that could not be deleted in this turn."""
+        self._rest_failed = False
+        """What comes behind the runs of all workflows failed: the turn is over, and the next one tries it again."""
         self._told = 0
         self.deleted = 0
         """Runs that this server has deleted."""
@@ -98,15 +100,14 @@ class Retention:
             return await self._pass_through(self._ranges.popleft()) > 0
         left = len(self._left)
         try:
-            if await self._delete_hidden() or await self._forget_keys():
+            if not self._rest_failed and (await self._delete_hidden() or await self._forget_keys()):
                 return True
         except Exception as error:
-            if len(self._left) == left and self._smallest(1, error):
-                self._turn_began = False  # all else had its turn: it gets the next one
+            self._rest_failed = len(self._left) == left and self._smallest(1, error)
             raise
         if self.deleted > self._told:
             log.info("deleted %d runs that ended long ago", self.deleted - self._told)
-        self._told, self._turn_began = self.deleted, False
+        self._told, self._turn_began, self._rest_failed = self.deleted, False, False
         return None
 
     def _smallest(self, runs: int, error: BaseException) -> bool:
