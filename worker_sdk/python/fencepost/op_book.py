@@ -15,7 +15,6 @@ No I/O. Callers: `code_run` feeds it, `workflow_context` and the deterministic l
 from __future__ import annotations
 
 import contextvars
-import logging
 from collections.abc import Callable
 from typing import Any, Literal, NoReturn
 
@@ -25,10 +24,11 @@ from fencepost.deterministic import DeterministicLoop, Evicted, NonDeterministic
 from fencepost.errors import NotDecodable
 from fencepost.models import Failure
 from fencepost.ops import ATTRIBUTES, CHILD, LOCAL, SIGNAL, SLEEP, STEP, Handle, Op, op_text
+from fencepost.sdk_log import SdkLog
 from fencepost.signals import SignalBox
 from fencepost.workflow_errors import NondeterminismError, OpFailed
 
-logger = logging.getLogger("fencepost.workflow")
+logger = SdkLog("fencepost.workflow")
 
 _MAX_FAILED = 32
 _MAX_TIMER = 100 * 366 * 86_400.0

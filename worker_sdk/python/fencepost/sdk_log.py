@@ -8,15 +8,15 @@ import contextlib
 import logging
 import sys
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 
 class SdkLog(logging.LoggerAdapter[logging.Logger]):
     """A logger that never raises."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(logging.getLogger(name), {})
+    def __init__(self, name: str, extra: Mapping[str, object] | None = None) -> None:
+        super().__init__(logging.getLogger(name), extra or {})
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """Leave message and ``extra`` as they are."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +14,10 @@ from fencepost import errors
 from fencepost.errors import BY_REASON, FencepostError, Violation
 from fencepost.frames import seconds_of
 from fencepost.models import violations_of
+from fencepost.sdk_log import SdkLog
 from fencepost.v1 import error_pb2, run_service_pb2
 
-logger = logging.getLogger("fencepost")
+logger = SdkLog("fencepost")
 
 DOMAIN = "fencepost"
 _DETAILS_KEY = "grpc-status-details-bin"

@@ -21,7 +21,7 @@ from fencepost.answers import Answers
 from fencepost.codec import Codec, Value, codec_for, encode
 from fencepost.errors import NotEncodable
 from fencepost.local_functions import function_of, local_function
-from fencepost.op_book import OpBook, logger, shield
+from fencepost.op_book import OpBook, shield
 from fencepost.op_options import child_options, label_of, labels_of, local_options, name_of, step_options
 from fencepost.ops import (
     ATTRIBUTES,
@@ -421,7 +421,7 @@ class WorkflowContext:
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
         """A logger that is silent while a replay repeats what was logged before."""
-        return WorkflowLogger(logger, self)
+        return WorkflowLogger(self)
 
     # For the run in memory
 

@@ -1,10 +1,13 @@
-"""The log of a workflow: silent while a replay repeats what was logged before."""
+"""The log of a workflow: silent while a replay repeats what was logged before. So what handlers raise must not reach
+the function, or it would not do the same twice.
+"""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import MutableMapping
 from typing import Any, Protocol
+
+from fencepost.sdk_log import SdkLog
 
 
 class Logging(Protocol):
@@ -23,11 +26,11 @@ class Logging(Protocol):
         """Whether its function repeats what is recorded."""
 
 
-class WorkflowLogger(logging.LoggerAdapter[logging.Logger]):
+class WorkflowLogger(SdkLog):
     """Puts run and workflow in each record (``extra``), and the run before each message."""
 
-    def __init__(self, target: logging.Logger, context: Logging) -> None:
-        super().__init__(target, {"run_id": context.run_id, "workflow_id": context.workflow_id})
+    def __init__(self, context: Logging) -> None:
+        super().__init__("fencepost.workflow", {"run_id": context.run_id, "workflow_id": context.workflow_id})
         self._context = context
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - logging's own name

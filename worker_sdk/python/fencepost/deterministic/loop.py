@@ -14,7 +14,6 @@ Called by the replay machine of code workflows.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import sys
 import threading
@@ -30,8 +29,9 @@ from fencepost.deterministic.eviction import Unwinding
 from fencepost.deterministic.outside import NoOutside
 from fencepost.deterministic.refusals import Evicted, refuse
 from fencepost.deterministic.timers import Callback, Host, Timer
+from fencepost.sdk_log import SdkLog
 
-log = logging.getLogger("fencepost.workflow")
+log = SdkLog("fencepost.workflow")
 
 _T = TypeVar("_T")
 _ExceptionHandler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object]
