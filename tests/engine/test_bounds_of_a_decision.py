@@ -5,6 +5,7 @@ other runs in between.
 from __future__ import annotations
 
 import asyncio
+import json
 from itertools import pairwise
 
 import pytest
@@ -71,6 +72,22 @@ async def test_maps_in_a_map_are_opened_a_few_at_a_time(
     assert await scene.output(run_id) == [[0] * 300] * 10
     [(most,)] = await fetch(scene.dsn, "select max(n) from (select count(*) as n from event group by xmin::text) x")
     assert most < 2000
+
+
+async def test_maps_of_many_runs_that_are_started_at_once_are_opened_a_few_at_a_time(
+    open_scene: OpenScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come in one transaction, which has no more time for many runs than for one."""
+    monkeypatch.setattr(flow, "_MAX_OPENED_IN_ALL", 500)
+    scene = await open_scene(lanes=1)
+    cases = [{"when": {"at": "", "eq": 1}, "do": [{"id": "nap", "sleep": "1h"}]}]
+    each = {"id": "each", "map": {"over": "", "do": [{"id": "pick", "choose": cases}], "max_parallel": 300}}
+    await scene.api.register(workflow(each))
+    data = [0] * 300
+    for result in await scene.api.start_many([scene.api.start_request("wf", json.dumps(data)) for _ in range(12)]):
+        assert await scene.output(result.started.run_id) == data
+    [(most,)] = await fetch(scene.dsn, "select max(n) from (select count(*) as n from event group by xmin::text) x")
+    assert most < 2500
 
 
 async def test_items_whose_inputs_are_put_off_go_on_over_a_failure_and_a_pause(open_scene: OpenScene) -> None:

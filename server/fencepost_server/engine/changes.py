@@ -116,6 +116,8 @@ class Changes:
     """When new timers are due."""
     events: Counter[int] = field(default_factory=Counter)
     """How many events were written, by type."""
+    opened: int = 0
+    """Items of maps that were opened, in all runs together."""
 
     def take_rows(self) -> Rows:
         """What is to be written now; what comes later is written later in the same transaction."""

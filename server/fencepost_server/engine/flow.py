@@ -41,6 +41,8 @@ _MAX_OPENED = 20_000
 """Items of maps that one batch opens in one run before it puts further maps off: there may be thousands of maps in a
 map, with thousands of items each.
 """
+_MAX_OPENED_IN_ALL = 3 * _MAX_OPENED
+"""The same of all runs of one batch together: many may be started at once."""
 
 
 async def pump(ctx: RunContext) -> None:
@@ -90,7 +92,7 @@ async def _enter(ctx: RunContext, node: GraphNode, place: Place, value: Value) -
             scope_id = _open_scope(ctx, node, place, value, len(node.bodies), len(node.bodies), 0)
             for item, body in enumerate(node.bodies):
                 ctx.enter(body, Place(scope_id, item), value)
-        case MapNode() if ctx.opened >= _MAX_OPENED:
+        case MapNode() if _has_opened_enough(ctx):
             _put_off(ctx, [(True, node.index, place, value)])
         case MapNode():
             await _map(ctx, node, node.node, place, value)
@@ -284,12 +286,20 @@ def _open_scope(
     return scope_id
 
 
+def _has_opened_enough(ctx: RunContext) -> bool:
+    """Whether further maps are for another batch."""
+    return ctx.opened >= _MAX_OPENED or ctx.changes.opened >= _MAX_OPENED_IN_ALL
+
+
 async def _map(ctx: RunContext, node: GraphNode, map_: MapNode, place: Place, value: Value) -> None:
     """All inputs are written at once, as events that follow the opening: item i's is event scope + 1 + i."""
     try:
         items = follow(await ctx.json(value), parse_pointer(map_.over))
     except NotJson as error:
         await ending.fail_node(ctx, node, place, value, "INVALID_NODE_INPUT", f"node {node.id}: {error}")
+        return
+    if _has_opened_enough(ctx):  # by now: while this one was read, other runs have opened theirs
+        _put_off(ctx, [(True, node.index, place, value)])
         return
     limit = ctx.env.limits.max_map_items
     if not isinstance(items, list):
@@ -302,6 +312,7 @@ async def _map(ctx: RunContext, node: GraphNode, map_: MapNode, place: Place, va
         await ending.fail_node(ctx, node, place, value, "INVALID_NODE_INPUT", message)
         return
     ctx.opened += len(items)
+    ctx.changes.opened += len(items)
     texts = [written(item) for item in items]
     largest = max(map(len, texts), default=0)
     begun = min(len(texts), map_.max_parallel)
