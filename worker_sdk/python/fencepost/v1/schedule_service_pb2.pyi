@@ -216,7 +216,7 @@ class Schedule(_message.Message):
     """Changes with each update, for UpdateSchedule."""
     @_builtins.property
     def spec(self) -> Global___ScheduleSpec:
-        """When to start what."""
+        """When to start what. Unset if this server can't read it, as one that a newer release has made; last_error says so."""
 
     @_builtins.property
     def next_fire_time(self) -> _timestamp_pb2.Timestamp:
