@@ -283,6 +283,20 @@ async def test_a_blocked_run_is_offered_to_a_worker_that_was_busy_before(code: C
     await other.close()
 
 
+@pytest.mark.parametrize("extra", ['{"kind": "NOVEL"}', '{"novel": 1}'])
+async def test_a_task_that_a_newer_release_has_made_keeps_no_other_from_its_worker(code: Code, extra: str) -> None:
+    """Row 12: both are claimed at once."""
+    code.decider.workflow_capacity_now = 0
+    await code.decider.sync()
+    strange, run_id = [await code.start() for _ in range(2)]
+    await execute(code.scene.dsn, "update task set extra = %s where run_id = %s", [extra, strange])
+    code.decider.workflow_capacity_now = 2
+    await code.decider.sync()
+    run = await code.take()
+    assert (run.task.task.run_id, run.task.attempt) == (run_id, 1)
+    await run.complete()
+
+
 async def test_a_process_that_could_not_go_on_with_a_run_is_not_asked_again(code: Code) -> None:
     """I12: else a misfit that reconnects makes a history grow without end."""
     run_id = await code.start()

@@ -9,8 +9,10 @@ that a session never has more out than its capacity.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from fencepost_server.config import Config
@@ -28,15 +30,18 @@ from fencepost_server.store import tasks
 from fencepost_server.store.connection import Database
 from fencepost_server.store.tasks import Claimed, History, Want
 
+log = logging.getLogger("fencepost.dispatch")
+
 Place = tuple[str, str, str, int]
 """namespace, queue, handler, priority."""
-
 
 DECIDE_SIDE = "/decide"
 """What the key of a session's side for DECIDE tasks has behind the session's id."""
 _NO_LEVEL = 1 << 15
 _FEW_PLACES, _ASKED = 16, 8
 """What a task that nobody reported costs at most to hand on: it is one of many in a batch."""
+_UNREADABLE = (ValueError, KeyError, TypeError)
+"""What rows raise that another release has written otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,14 +301,18 @@ class Dispatcher:
                 if graph.broken:  # its run is blocked when the task comes back
                     unsent.append(task)
                     continue
-                given.setdefault(task.session_id, []).append(
-                    _leased(task, namespace, graph, frames[task.session_id], histories)
-                )
+                try:
+                    leased = _leased(task, namespace, graph, frames[task.session_id], histories)
+                except _UNREADABLE:
+                    # A newer release has written it: when its lease has run out, a server that knows it may have it.
+                    log.exception("task %d of run %s can't be read", task.task_id, task.run_id)
+                    continue
+                given.setdefault(task.session_id, []).append(leased)
         except Exception:
             self.give_back(namespace, claimed)
             raise
-        for session_id, leased in given.items():
-            unsent.extend(sessions[session_id].settle((), leased))
+        for session_id, some in given.items():
+            unsent.extend(sessions[session_id].settle((), some))
         if unsent:
             self.give_back(namespace, unsent)
 
@@ -314,7 +323,12 @@ class Dispatcher:
 
 def _histories_wanted(claimed: Sequence[Claimed]) -> list[tuple[str, int]]:
     """A DECIDE task comes with what its session does not know."""
-    return [(task.run_id, known) for task in claimed if (known := _known(task)[1]) is not None]
+    wanted = []
+    for task in claimed:
+        with suppress(*_UNREADABLE):  # it is not delivered
+            if (known := _known(task)[1]) is not None:
+                wanted.append((task.run_id, known))
+    return wanted
 
 
 def _known(task: Claimed) -> tuple[Decider, int | None]:
