@@ -242,3 +242,20 @@ async def test_another_server_is_asked_when_one_is_away(
     ask = Either(kind(f"127.0.0.1:1,{server.grpc_address}"))
     assert (await ask("register_definition", manifest(1))).created
     await ask.close()
+
+
+@pytest.mark.parametrize("follow", [False, True])
+async def test_calls_under_way_end_when_their_client_is_closed_and_later_ones_connect_anew(
+    ask: Either, server: InProcessServer, follow: bool
+) -> None:
+    await ask("register_definition", manifest(1))
+    started = await ask("start_run", "wf", {"n": 1})
+    waits = ask.all("watch_run", started.run_id) if follow else ask("result", on=started)
+    waiting = asyncio.create_task(waits)
+    await eventually(lambda: server.app.engine.watches._count)
+    await ask.close()
+    try:
+        with pytest.raises(fencepost.ClientClosed):
+            await asyncio.wait_for(asyncio.shield(waiting), 2)
+    finally:
+        assert await ask("terminate", on=started) is RunState.TERMINATED  # ends the wait if nothing else has
