@@ -227,6 +227,7 @@ class AsyncClient:
         watch, closings = self._requests.watch(run_id, after_seq), self._closings
         while not watch.finished:
             self._check_open(closings)
+            address = self._targets.current
             stub = run_service_pb2_grpc.RunServiceStub(self._channel())
             stream = stub.WatchRun(watch.request())
             try:
@@ -241,7 +242,7 @@ class AsyncClient:
             except grpc.aio.AioRpcError as error:
                 self._check_open(closings)
                 pause = watch.broke(error_of_call(error))
-                self._targets.advance()
+                self._targets.advance(address)
                 await asyncio.sleep(pause)
             finally:
                 stream.cancel()
@@ -354,6 +355,7 @@ class AsyncClient:
         if isinstance(action, Pause):
             await asyncio.sleep(action.seconds)
             return None
+        address = self._targets.current
         try:
             self._check_open(closings)
             return await self._call(action)
@@ -365,7 +367,7 @@ class AsyncClient:
             self._check_open(closings)
             error = error_of_call(failure)
             if isinstance(error, Unavailable):
-                self._targets.advance()
+                self._targets.advance(address)
             # Not from it: what gRPC says is in ours, and its text would only confuse.
             raise error from None
 

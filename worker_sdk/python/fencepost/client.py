@@ -244,6 +244,7 @@ class Client:
         outside_of_workflows()
         watch, closings = self._requests.watch(run_id, after_seq), self._closings
         while not watch.finished:
+            address = self._targets.current
             with self._unless_closed(closings):
                 stub = run_service_pb2_grpc.RunServiceStub(self._channel())
                 stream = stub.WatchRun(watch.request())
@@ -256,7 +257,7 @@ class Client:
             except grpc.RpcError as error:
                 self._check_open(closings)
                 pause = watch.broke(error_of_call(error))
-                self._targets.advance()
+                self._targets.advance(address)
                 time.sleep(pause)
             finally:
                 stream.cancel()
@@ -365,6 +366,7 @@ class Client:
         if isinstance(action, Pause):
             time.sleep(action.seconds)
             return None
+        address = self._targets.current
         try:
             with self._unless_closed(closings):
                 return self._call(action)
@@ -373,7 +375,7 @@ class Client:
             self._check_open(closings)
             error = error_of_call(failure)
             if isinstance(error, Unavailable):
-                self._targets.advance()
+                self._targets.advance(address)
             # Not from it: what gRPC says is in ours, and its text would only confuse.
             raise error from None
 
