@@ -236,6 +236,14 @@ async def test_before_all_that_match_are_done_people_are_asked(fencepost: Progra
     assert "0 of 0 runs" in nothing.out
 
 
+async def test_an_interrupt_answers_the_question_before_all_that_match_are_done(fencepost: Program, api: Api) -> None:
+    run_ids = await start_runs(api, 2)
+    interrupted = await fencepost.on_terminal("cancel", "--all-matching", "--workflow", "wf", interrupted_at="[y/N]")
+    assert interrupted.code == 1
+    assert "Traceback" not in interrupted.out
+    assert await states(api, run_ids) == ["PENDING"] * 2
+
+
 async def test_more_runs_than_a_page_are_done(fencepost: Program, api: Api) -> None:
     run_ids: list[str] = []
     for _ in range(3):
