@@ -273,3 +273,23 @@ async def test_no_more_calls_are_open_than_may_and_who_is_refused_is_told_when_t
         return False
 
     await eventually(taken)
+
+
+async def test_connections_that_ask_for_nothing_are_ended_and_take_no_room_from_health_checks(
+    server: InProcessServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fencepost_server.web import app
+
+    monkeypatch.setattr(app, "_FIRST_REQUEST_TIMEOUT", 0.1)
+    port = server.app.http.port
+    idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
+    idle[0][1].write(b"GET /healthz HTTP/1.1\r\nHost:")  # a request without an end is none
+    try:
+
+        async def healthy() -> bool:
+            return (await page(server, "/healthz"))[0] == 200
+
+        await eventually(healthy)
+    finally:
+        for _, writer in idle:
+            writer.close()
