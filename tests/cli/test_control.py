@@ -272,3 +272,18 @@ async def test_what_does_not_fit_in_one_go_is_told(
     done = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [document["state"] for document in done] == ["TERMINATED"] * 3
     await asyncio.to_thread(control.terminate, caller, chosen)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("cancel", UNKNOWN_RUN, "--grace", "inf"),
+        ("runs", "watch", UNKNOWN_RUN, "--after", "9" * 20),
+        ("runs", "list", "--limit", "9" * 20),
+    ],
+    ids=lambda words: words[-2],
+)
+def test_numbers_that_nothing_can_have_are_wrong_usage(command: tuple[str, ...]) -> None:
+    result = run(*command)
+    assert result.code == 2
+    assert f"Invalid value for '{command[-2]}'" in result.error

@@ -259,3 +259,23 @@ async def test_calls_under_way_end_when_their_client_is_closed_and_later_ones_co
             await asyncio.wait_for(asyncio.shield(waiting), 2)
     finally:
         assert await ask("terminate", on=started) is RunState.TERMINATED  # ends the wait if nothing else has
+
+
+async def test_times_that_are_none_are_refused_before_anything_is_sent(ask: Either) -> None:
+    """NaN is the worst of them: no time ever comes up to it, so that the server would be asked again without end."""
+    nan, infinite, run_id = float("nan"), float("inf"), "0" * 8
+    wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (ValueError, "wait_run", {"timeout": nan}),
+        (TypeError, "wait_run", {"timeout": "5"}),
+        (ValueError, "query_run", {"name": "q", "timeout": infinite}),
+        (TypeError, "query_run", {"name": "q", "timeout": "5"}),
+        (ValueError, "cancel_run", {"grace": infinite}),
+        (ValueError, "cancel_run", {"grace": nan}),
+        (TypeError, "cancel_run", {"grace": "5"}),
+    ]
+    for kind, method, arguments in wrong:
+        with pytest.raises(kind, match=r"no (number of seconds|length of time)"):
+            await asyncio.wait_for(ask(method, run_id, **arguments), 5)
+    for timeout in (nan, "5"):
+        with pytest.raises((TypeError, ValueError), match=r"timeout: .* no number of seconds"):
+            type(ask.client)("127.0.0.1:1", timeout=timeout)  # type: ignore[arg-type]  # as is to be found out

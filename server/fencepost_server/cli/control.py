@@ -107,6 +107,7 @@ def cancel(
             "--grace",
             metavar="SECONDS",
             min=0,
+            max=86_400,
             help="How long steps under way may go on. Default: as the server is set.",
             show_default=False,
         ),
