@@ -194,6 +194,11 @@ class Config:
 _LOOPBACK = ("127.0.0.1", "::1", "[::1]", "localhost")
 
 
+def address_of(host: str, port: int) -> str:
+    """host:port, an address of IPv6 in brackets, with which it may be set or without."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
 def _faults(config: Config) -> list[str]:
     faults = []
     for f in dataclasses.fields(config):

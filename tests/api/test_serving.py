@@ -213,6 +213,27 @@ async def test_a_port_in_use_is_noticed_and_nothing_is_left_behind(
         await in_process_server(dsn, grpc_port=server.app.grpc.port)
 
 
+async def test_an_address_that_is_not_of_this_machine_is_told_as_such(
+    in_process_server: StartInProcessServer, dsn: str
+) -> None:
+    with pytest.raises(HttpPortInUse, match=r"can't listen on 203\.0\.113\.7:0: Cannot assign requested address"):
+        await in_process_server(dsn, http_host="203.0.113.7", insecure=True)
+
+
+async def test_an_address_of_ipv6_is_served_and_told_with_brackets_whether_or_not_it_is_set_with_them(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Callable[[str], Api]
+) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    for host in ("::1", "[::1]"):
+        server = await in_process_server(dsn, grpc_host=host, http_host=host)
+        assert server.grpc_address == f"[::1]:{server.app.grpc.port}"
+        assert server.app.http_address == f"[::1]:{server.app.http.port}"
+        await connect_api(server.grpc_address).register(manifest())
+
+
 async def test_a_message_past_every_limit_is_refused_and_the_server_goes_on(api: Api) -> None:
     """I12: gRPC's own limit, at twice that of a frame."""
     await api.register(manifest())

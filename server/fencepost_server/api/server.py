@@ -12,7 +12,7 @@ from fencepost_server.api.definition_service import DefinitionService
 from fencepost_server.api.queries import RunQueries
 from fencepost_server.api.run_service import RunService
 from fencepost_server.api.schedule_service import ScheduleService
-from fencepost_server.config import Config
+from fencepost_server.config import Config, address_of
 from fencepost_server.engine.engine import Engine
 from fencepost_server.session.stream import WorkerStreams
 
@@ -53,7 +53,7 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Bind and serve. Raises PortInUse."""
-        address = f"{self._config.grpc_host}:{self._config.grpc_port}"
+        address = address_of(self._config.grpc_host, self._config.grpc_port)
         try:
             self.port = self._server.add_insecure_port(address)
         except RuntimeError as error:

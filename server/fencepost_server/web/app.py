@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Iterator
 from typing import Protocol
@@ -18,7 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from fencepost_server.config import Config
+from fencepost_server.config import Config, address_of
 from fencepost_server.engine.engine import Engine
 from fencepost_server.telemetry import EngineCollector
 
@@ -27,7 +28,7 @@ _FIRST_REQUEST_TIMEOUT = 5.0
 
 
 class HttpPortInUse(OSError):
-    """The HTTP port is taken."""
+    """The HTTP port is taken, or can't be had."""
 
 
 class _Server(uvicorn.Server):
@@ -135,7 +136,8 @@ class HttpServer:
             bound.bind((host, port))
         except OSError as error:
             bound.close()
-            raise HttpPortInUse(f"can't listen on {host}:{port}: is the port in use?") from error
+            why = "is the port in use?" if error.errno == errno.EADDRINUSE else error.strerror
+            raise HttpPortInUse(f"can't listen on {address_of(host, port)}: {why}") from error
         self._socket, self.port = bound, bound.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve(sockets=[bound]), name="http")
 
