@@ -279,3 +279,22 @@ async def test_times_that_are_none_are_refused_before_anything_is_sent(ask: Eith
     for timeout in (nan, "5"):
         with pytest.raises((TypeError, ValueError), match=r"timeout: .* no number of seconds"):
             type(ask.client)("127.0.0.1:1", timeout=timeout)  # type: ignore[arg-type]  # as is to be found out
+
+
+async def test_an_async_client_says_that_it_belongs_to_another_loop_until_it_is_closed(server: InProcessServer) -> None:
+    client = AsyncClient(server.grpc_address)
+
+    async def listed() -> list[fencepost.Run]:
+        return [run async for run in client.list_runs()]
+
+    assert await listed() == []
+    with pytest.raises(RuntimeError, match="connections of another event loop"):
+        await asyncio.to_thread(asyncio.run, listed())
+    assert await listed() == []
+    await client.close()
+
+    async def listed_once() -> list[fencepost.Run]:
+        async with client:
+            return await listed()
+
+    assert await asyncio.to_thread(asyncio.run, listed_once()) == []

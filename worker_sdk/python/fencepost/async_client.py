@@ -45,7 +45,8 @@ class AsyncClient:
     """A client of the servers at ``target`` ("host:port", several separated by commas), in one namespace.
 
     ``timeout`` is how many seconds a call is repeated while no server can do it. Calls raise FencepostError
-    or a subclass of it, never an error of gRPC. It belongs to the loop in which it is first used.
+    or a subclass of it, never an error of gRPC. It belongs to the loop in which it is first used, until it is closed:
+    calls in another one raise RuntimeError.
     """
 
     def __init__(self, target: str = "127.0.0.1:7654", *, namespace: str = "default", timeout: float = 30.0) -> None:
@@ -54,6 +55,7 @@ class AsyncClient:
         self._requests = Requests(namespace, timeout)
         self._schedules = ScheduleRequests(namespace, timeout)
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closings = 0
 
     async def __aenter__(self) -> Self:
@@ -327,6 +329,12 @@ class AsyncClient:
                 return
 
     def _channel(self) -> grpc.aio.Channel:
+        loop = asyncio.get_running_loop()
+        if self._channels and loop is not self._loop:
+            raise RuntimeError(
+                "this AsyncClient has connections of another event loop: use one for each loop, or close it before"
+            )
+        self._loop = loop
         address = self._targets.current
         if address not in self._channels:
             options = channel_options(MAX_RECEIVE_BYTES)
