@@ -177,7 +177,7 @@ class EmbeddedPostgres:
 
     def note(self, **facts: Any) -> None:
         """Let the next process that asks for the folder be told who has it."""
-        (self.folder / _LOCK).write_text(json.dumps({"pid": os.getpid(), **facts}))
+        (self.folder / _LOCK).write_bytes(_facts(**facts))
 
     def log_tail(self, lines: int = 15) -> str:
         """The end of the server's log."""
@@ -444,9 +444,15 @@ def _locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise EmbeddedFailed(f"{folder} is in use by another `fencepost dev`{_holder(folder)}") from None
         os.truncate(descriptor, 0)
+        os.pwrite(descriptor, _facts(), 0)  # a start may take minutes, and who asks meanwhile is to know whose it is
         yield
     finally:
         os.close(descriptor)
+
+
+def _facts(**facts: Any) -> bytes:
+    """What the lock's file says of this process."""
+    return json.dumps({"pid": os.getpid(), **facts}).encode()
 
 
 def _holder(folder: Path) -> str:

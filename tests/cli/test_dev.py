@@ -215,6 +215,20 @@ def test_a_second_dev_on_the_folder_says_who_has_it(folder: Path) -> None:
     )
 
 
+class _Enough(Exception):
+    """Ends a start."""
+
+
+def test_who_has_the_folder_is_told_while_it_starts_as_well(folder: Path) -> None:
+    def amid_the_start() -> None:
+        with pytest.raises(EmbeddedFailed, match=rf"in use by another `fencepost dev` \(pid {os.getpid()}\)"):
+            EmbeddedPostgres(folder).__enter__()
+        raise _Enough
+
+    with pytest.raises(_Enough):
+        EmbeddedPostgres(folder, check=amid_the_start).__enter__()
+
+
 @pytest.mark.parametrize("taken", ["--grpc-port", "--http-port"])
 def test_a_port_in_use_is_told_before_anything_is_made(folder: Path, taken: str) -> None:
     other = {"--grpc-port": "--http-port", "--http-port": "--grpc-port"}[taken]
