@@ -45,6 +45,18 @@ async def health(api: Api, service: str = "") -> int:
     return int(answer.status)
 
 
+async def healths(api: Api) -> dict[str, int]:
+    """As `health`, of all services at once."""
+    messages: Any = health_pb2  # the stubs lack some
+    ask: Any = api.channel.unary_unary(
+        "/grpc.health.v1.Health/List",
+        request_serializer=messages.HealthListRequest.SerializeToString,
+        response_deserializer=messages.HealthListResponse.FromString,
+    )
+    answer = await ask(messages.HealthListRequest(), timeout=DEADLINE)
+    return {name: int(found.status) for name, found in answer.statuses.items()}
+
+
 async def page(server: InProcessServer, path: str) -> tuple[int, str]:
     """Status and body of a page of the HTTP side."""
 
@@ -71,6 +83,7 @@ async def test_a_server_is_healthy_and_ready_while_it_serves_and_not_while_it_dr
         return [await health(api, name) for name in ("", *SERVICES)] == [SERVING] * (1 + len(SERVICES))
 
     await eventually(serves)
+    assert await healths(api) == dict.fromkeys(("", *SERVICES), SERVING)
     assert (await page(server, "/healthz"))[0] == (await page(server, "/readyz"))[0] == 200
     await api.register(manifest())
     await api.start()
