@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from fencepost_server.api.server import GrpcServer
-from fencepost_server.config import Config
+from fencepost_server.config import Config, address_of
 from fencepost_server.engine.engine import Engine
 from fencepost_server.logs import tell_ports
 from fencepost_server.store import migrate
@@ -40,7 +40,12 @@ class Running:
     @property
     def grpc_address(self) -> str:
         """host:port."""
-        return f"{self.config.grpc_host}:{self.grpc.port}"
+        return address_of(self.config.grpc_host, self.grpc.port)
+
+    @property
+    def http_address(self) -> str:
+        """host:port."""
+        return address_of(self.config.http_host, self.http.port)
 
 
 @asynccontextmanager

@@ -194,6 +194,11 @@ class Config:
 _LOOPBACK = ("127.0.0.1", "::1", "[::1]", "localhost")
 
 
+def address_of(host: str, port: int) -> str:
+    """host:port, an address of IPv6 in brackets, with which it may be set or without."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
 def _faults(config: Config) -> list[str]:
     faults = []
     for f in dataclasses.fields(config):
@@ -227,7 +232,7 @@ def _faults(config: Config) -> list[str]:
 def load(overrides: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None) -> Config:
     """Build the Config from ``overrides`` (None values are ignored) over ``env`` (default: os.environ) over defaults.
 
-    Raises ConfigError with every fault: a value of the wrong type or range, an unknown FENCEPOST_ variable.
+    Raises ConfigError with every fault: a value of the wrong type or range, an unknown FENCEPOST_ variable or setting.
     """
     env = os.environ if env is None else env
     values: dict[str, Any] = {}
@@ -244,7 +249,15 @@ def load(overrides: Mapping[str, Any] | None = None, env: Mapping[str, str] | No
             values[name] = _convert(fields[name].default, text)
         except ValueError as error:
             faults.append(f"{key}: {error}")
-    values.update({name: value for name, value in (overrides or {}).items() if value is not None})
+    for name, value in (overrides or {}).items():
+        if name not in fields:
+            faults.append(f"{name}: no such setting")
+        elif value is not None:
+            kind = type(fields[name].default)
+            if _is_a(value, kind):
+                values[name] = value
+            else:
+                faults.append(f"{name}: {value!r} is not {_KINDS[kind]}")
     try:
         config = Config(**values)
     except ConfigError as error:
@@ -258,6 +271,16 @@ def load(overrides: Mapping[str, Any] | None = None, env: Mapping[str, str] | No
 _FOREIGN_ENV = frozenset({"address", "namespace", "test_dsn"})
 
 
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def _is_a(value: object, kind: type) -> bool:
+    """Whether a value is one for settings of a kind. True and False, which Python takes for numbers, are none."""
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, kind) or (kind is float and isinstance(value, int))
+
+
 def _convert(default: Any, text: str) -> Any:
     if isinstance(default, bool):
         if text.lower() in ("1", "true", "yes", "on"):
@@ -265,8 +288,8 @@ def _convert(default: Any, text: str) -> Any:
         if text.lower() in ("0", "false", "no", "off", ""):
             return False
         raise ValueError(f"{text!r} is neither true nor false")
-    if isinstance(default, int):
-        return int(text)
-    if isinstance(default, float):
-        return float(text)
-    return text
+    kind = type(default)
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not {_KINDS[kind]}") from None

@@ -88,11 +88,16 @@ class Account:
 
 
 def default_folder() -> Path:
-    """Where `fencepost dev` keeps its data unless told otherwise."""
+    """Where `fencepost dev` keeps its data unless told otherwise. Raises EmbeddedFailed for a user without a home."""
     if os.geteuid() == 0:
         return Path("/var/lib/fencepost")  # not below root's home, which PostgreSQL's user can't enter
     base = os.environ.get("XDG_DATA_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "share") / "fencepost"
+    if os.path.isabs(base):
+        return Path(base) / "fencepost"
+    try:
+        return Path.home() / ".local" / "share" / "fencepost"
+    except RuntimeError as error:  # in a container, say, run with a user id that has no entry there
+        raise EmbeddedFailed("this user has no home to keep data in: choose a --data-dir") from error
 
 
 def installed() -> tuple[Path, str]:
@@ -109,7 +114,7 @@ class EmbeddedPostgres:
 
     ``tell`` is given a sentence for people now and then. ``check`` is called once the folder is this process's and
     before anything is made in it; what it raises is raised. What is ``throwaway`` need not outlive the machine: it
-    waits for no disk. Entering raises EmbeddedFailed; every wait has a limit.
+    waits for no disk. Making and entering it raise EmbeddedFailed; every wait has a limit.
     """
 
     def __init__(
@@ -120,7 +125,10 @@ class EmbeddedPostgres:
         *,
         throwaway: bool = False,
     ) -> None:
-        self.folder = folder.expanduser().resolve()
+        try:
+            self.folder = folder.expanduser().resolve()
+        except RuntimeError as error:  # ~ of somebody who has no home, or links that lead in a circle
+            raise EmbeddedFailed(f"{folder} can't be used: {error}") from error
         self.data = self.folder / "data"
         self.account: Account | None = None
         self._tell = tell
@@ -169,7 +177,7 @@ class EmbeddedPostgres:
 
     def note(self, **facts: Any) -> None:
         """Let the next process that asks for the folder be told who has it."""
-        (self.folder / _LOCK).write_text(json.dumps({"pid": os.getpid(), **facts}))
+        (self.folder / _LOCK).write_bytes(_facts(**facts))
 
     def log_tail(self, lines: int = 15) -> str:
         """The end of the server's log."""
@@ -436,9 +444,15 @@ def _locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise EmbeddedFailed(f"{folder} is in use by another `fencepost dev`{_holder(folder)}") from None
         os.truncate(descriptor, 0)
+        os.pwrite(descriptor, _facts(), 0)  # a start may take minutes, and who asks meanwhile is to know whose it is
         yield
     finally:
         os.close(descriptor)
+
+
+def _facts(**facts: Any) -> bytes:
+    """What the lock's file says of this process."""
+    return json.dumps({"pid": os.getpid(), **facts}).encode()
 
 
 def _holder(folder: Path) -> str:

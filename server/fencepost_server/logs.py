@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 
-from fencepost_server.config import Config
+from fencepost_server.config import Config, address_of
 
 
 def tell_ports(config: Config, grpc_port: int, http_port: int) -> None:
@@ -15,7 +15,7 @@ def tell_ports(config: Config, grpc_port: int, http_port: int) -> None:
     if config.log_format == "json":
         tell_program_ports(grpc_port, http_port)
     else:
-        grpc_address, http_address = f"{config.grpc_host}:{grpc_port}", f"{config.http_host}:{http_port}"
+        grpc_address, http_address = address_of(config.grpc_host, grpc_port), address_of(config.http_host, http_port)
         print(f"fencepost serves gRPC on {grpc_address}, HTTP on {http_address}", flush=True)  # noqa: T201  # for people
 
 

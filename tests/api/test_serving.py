@@ -45,6 +45,18 @@ async def health(api: Api, service: str = "") -> int:
     return int(answer.status)
 
 
+async def healths(api: Api) -> dict[str, int]:
+    """As `health`, of all services at once."""
+    messages: Any = health_pb2  # the stubs lack some
+    ask: Any = api.channel.unary_unary(
+        "/grpc.health.v1.Health/List",
+        request_serializer=messages.HealthListRequest.SerializeToString,
+        response_deserializer=messages.HealthListResponse.FromString,
+    )
+    answer = await ask(messages.HealthListRequest(), timeout=DEADLINE)
+    return {name: int(found.status) for name, found in answer.statuses.items()}
+
+
 async def page(server: InProcessServer, path: str) -> tuple[int, str]:
     """Status and body of a page of the HTTP side."""
 
@@ -71,6 +83,7 @@ async def test_a_server_is_healthy_and_ready_while_it_serves_and_not_while_it_dr
         return [await health(api, name) for name in ("", *SERVICES)] == [SERVING] * (1 + len(SERVICES))
 
     await eventually(serves)
+    assert await healths(api) == dict.fromkeys(("", *SERVICES), SERVING)
     assert (await page(server, "/healthz"))[0] == (await page(server, "/readyz"))[0] == 200
     await api.register(manifest())
     await api.start()
@@ -213,6 +226,27 @@ async def test_a_port_in_use_is_noticed_and_nothing_is_left_behind(
         await in_process_server(dsn, grpc_port=server.app.grpc.port)
 
 
+async def test_an_address_that_is_not_of_this_machine_is_told_as_such(
+    in_process_server: StartInProcessServer, dsn: str
+) -> None:
+    with pytest.raises(HttpPortInUse, match=r"can't listen on 203\.0\.113\.7:0: Cannot assign requested address"):
+        await in_process_server(dsn, http_host="203.0.113.7", insecure=True)
+
+
+async def test_an_address_of_ipv6_is_served_and_told_with_brackets_whether_or_not_it_is_set_with_them(
+    in_process_server: StartInProcessServer, dsn: str, connect_api: Callable[[str], Api]
+) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    for host in ("::1", "[::1]"):
+        server = await in_process_server(dsn, grpc_host=host, http_host=host)
+        assert server.grpc_address == f"[::1]:{server.app.grpc.port}"
+        assert server.app.http_address == f"[::1]:{server.app.http.port}"
+        await connect_api(server.grpc_address).register(manifest())
+
+
 async def test_a_message_past_every_limit_is_refused_and_the_server_goes_on(api: Api) -> None:
     """I12: gRPC's own limit, at twice that of a frame."""
     await api.register(manifest())
@@ -273,3 +307,23 @@ async def test_no_more_calls_are_open_than_may_and_who_is_refused_is_told_when_t
         return False
 
     await eventually(taken)
+
+
+async def test_connections_that_ask_for_nothing_are_ended_and_take_no_room_from_health_checks(
+    server: InProcessServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fencepost_server.web import app
+
+    monkeypatch.setattr(app, "_FIRST_REQUEST_TIMEOUT", 0.1)
+    port = server.app.http.port
+    idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
+    idle[0][1].write(b"GET /healthz HTTP/1.1\r\nHost:")  # a request without an end is none
+    try:
+
+        async def healthy() -> bool:
+            return (await page(server, "/healthz"))[0] == 200
+
+        await eventually(healthy)
+    finally:
+        for _, writer in idle:
+            writer.close()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -82,8 +83,12 @@ class Program:
             stderr=asyncio.subprocess.PIPE,
         )
 
-    async def on_terminal(self, *arguments: str, columns: int = 120, typed: str = "") -> Result:
-        """Run a command on a terminal to its end; what it writes is all in ``out``, as is what was ``typed``."""
+    async def on_terminal(
+        self, *arguments: str, columns: int = 120, typed: str = "", interrupted_at: str = ""
+    ) -> Result:
+        """Run a command on a terminal to its end; what it writes is all in ``out``, as is what was ``typed``. It gets
+        a SIGINT, as by Ctrl-C, when it has written ``interrupted_at``.
+        """
         controller, terminal = pty.openpty()
         process = await asyncio.create_subprocess_exec(
             PROGRAM,
@@ -96,15 +101,23 @@ class Program:
         os.close(terminal)
         try:
             os.write(controller, typed.encode())
-            written = await asyncio.wait_for(asyncio.to_thread(_read_all, controller), TIMEOUT)
+            written = ""
+            if interrupted_at:
+                written = await asyncio.wait_for(asyncio.to_thread(_read, controller, interrupted_at), TIMEOUT)
+                process.send_signal(signal.SIGINT)
+            written += await asyncio.wait_for(asyncio.to_thread(_read, controller), TIMEOUT)
             return Result(await asyncio.wait_for(process.wait(), TIMEOUT), written, "")
         finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
             os.close(controller)
 
 
-def _read_all(descriptor: int) -> str:
-    chunks = []
-    while True:
+def _read(descriptor: int, until: str = "") -> str:
+    """All that comes, or what comes up to a certain text."""
+    chunks: list[bytes] = []
+    while not until or until.encode() not in b"".join(chunks):
         try:
             chunk = os.read(descriptor, 65536)
         except OSError:  # the last process that had the terminal open has gone

@@ -236,6 +236,14 @@ async def test_before_all_that_match_are_done_people_are_asked(fencepost: Progra
     assert "0 of 0 runs" in nothing.out
 
 
+async def test_an_interrupt_answers_the_question_before_all_that_match_are_done(fencepost: Program, api: Api) -> None:
+    run_ids = await start_runs(api, 2)
+    interrupted = await fencepost.on_terminal("cancel", "--all-matching", "--workflow", "wf", interrupted_at="[y/N]")
+    assert interrupted.code == 1
+    assert "Traceback" not in interrupted.out
+    assert await states(api, run_ids) == ["PENDING"] * 2
+
+
 async def test_more_runs_than_a_page_are_done(fencepost: Program, api: Api) -> None:
     run_ids: list[str] = []
     for _ in range(3):
@@ -264,3 +272,18 @@ async def test_what_does_not_fit_in_one_go_is_told(
     done = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [document["state"] for document in done] == ["TERMINATED"] * 3
     await asyncio.to_thread(control.terminate, caller, chosen)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("cancel", UNKNOWN_RUN, "--grace", "inf"),
+        ("runs", "watch", UNKNOWN_RUN, "--after", "9" * 20),
+        ("runs", "list", "--limit", "9" * 20),
+    ],
+    ids=lambda words: words[-2],
+)
+def test_numbers_that_nothing_can_have_are_wrong_usage(command: tuple[str, ...]) -> None:
+    result = run(*command)
+    assert result.code == 2
+    assert f"Invalid value for '{command[-2]}'" in result.error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -214,6 +215,20 @@ def test_a_second_dev_on_the_folder_says_who_has_it(folder: Path) -> None:
     )
 
 
+class _Enough(Exception):
+    """Ends a start."""
+
+
+def test_who_has_the_folder_is_told_while_it_starts_as_well(folder: Path) -> None:
+    def amid_the_start() -> None:
+        with pytest.raises(EmbeddedFailed, match=rf"in use by another `fencepost dev` \(pid {os.getpid()}\)"):
+            EmbeddedPostgres(folder).__enter__()
+        raise _Enough
+
+    with pytest.raises(_Enough):
+        EmbeddedPostgres(folder, check=amid_the_start).__enter__()
+
+
 @pytest.mark.parametrize("taken", ["--grpc-port", "--http-port"])
 def test_a_port_in_use_is_told_before_anything_is_made(folder: Path, taken: str) -> None:
     other = {"--grpc-port": "--http-port", "--http-port": "--grpc-port"}[taken]
@@ -317,6 +332,20 @@ def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(folder: Path
     assert result.code == 1
     assert "is neither empty nor a folder of `fencepost dev`" in result.error
     assert [entry.name for entry in folder.iterdir()] == ["thesis.txt"]
+
+
+def test_a_folder_that_is_nowhere_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    for folder in ("~nobody-of-this-name/data", str(circle)):
+        with pytest.raises(EmbeddedFailed, match="can't be used: "):
+            EmbeddedPostgres(Path(folder))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    for name in ("XDG_DATA_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    with pytest.raises(EmbeddedFailed, match="no home to keep data in: choose a --data-dir"):
+        embedded.default_folder()
 
 
 def test_data_of_another_postgres_release_is_refused(folder: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.program import Program, run
+from tests.cli.program import PROGRAM, TIMEOUT, Program, run
 from tests.fixtures.api import Api
 from tests.fixtures.manifests import handler_names, manifest
 from tests.fixtures.raw_worker import RawWorker
@@ -331,6 +331,25 @@ async def test_a_closed_pipe_ends_a_command_quietly(fencepost: Program, api: Api
         err = await process.stderr.read()
         await process.wait()
     assert err == b""
+
+
+async def test_streams_that_were_closed_before_the_start_lead_nowhere(fencepost: Program, api: Api) -> None:
+    await api.register(manifest(1))
+
+    async def with_closed(streams: str, *arguments: str) -> tuple[int | None, bytes]:
+        process = await asyncio.create_subprocess_exec(
+            *("sh", "-c", f'exec "$0" "$@" {streams}', str(PROGRAM), *arguments, "--address", fencepost.address),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, err = await asyncio.wait_for(process.communicate(b'{"input": 1}\n'), TIMEOUT)
+        return process.returncode, err
+
+    assert (await with_closed("2>&-", "runs", "start", "wf", "--many", "-"))[0] == 0
+    assert await with_closed(">&-", "runs", "list") == (0, b"")
+    code, err = await with_closed("<&-", "runs", "wait", "-")
+    assert (code, err) == (2, b"fencepost: no run to wait for\n")
 
 
 async def test_an_unknown_run_a_wrong_state_and_two_inputs_are_refused(fencepost: Program) -> None:

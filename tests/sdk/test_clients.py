@@ -242,3 +242,59 @@ async def test_another_server_is_asked_when_one_is_away(
     ask = Either(kind(f"127.0.0.1:1,{server.grpc_address}"))
     assert (await ask("register_definition", manifest(1))).created
     await ask.close()
+
+
+@pytest.mark.parametrize("follow", [False, True])
+async def test_calls_under_way_end_when_their_client_is_closed_and_later_ones_connect_anew(
+    ask: Either, server: InProcessServer, follow: bool
+) -> None:
+    await ask("register_definition", manifest(1))
+    started = await ask("start_run", "wf", {"n": 1})
+    waits = ask.all("watch_run", started.run_id) if follow else ask("result", on=started)
+    waiting = asyncio.create_task(waits)
+    await eventually(lambda: server.app.engine.watches._count)
+    await ask.close()
+    try:
+        with pytest.raises(fencepost.ClientClosed):
+            await asyncio.wait_for(asyncio.shield(waiting), 2)
+    finally:
+        assert await ask("terminate", on=started) is RunState.TERMINATED  # ends the wait if nothing else has
+
+
+async def test_times_that_are_none_are_refused_before_anything_is_sent(ask: Either) -> None:
+    """NaN is the worst of them: no time ever comes up to it, so that the server would be asked again without end."""
+    nan, infinite, run_id = float("nan"), float("inf"), "0" * 8
+    wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (ValueError, "wait_run", {"timeout": nan}),
+        (TypeError, "wait_run", {"timeout": "5"}),
+        (ValueError, "query_run", {"name": "q", "timeout": infinite}),
+        (TypeError, "query_run", {"name": "q", "timeout": "5"}),
+        (ValueError, "cancel_run", {"grace": infinite}),
+        (ValueError, "cancel_run", {"grace": nan}),
+        (TypeError, "cancel_run", {"grace": "5"}),
+    ]
+    for kind, method, arguments in wrong:
+        with pytest.raises(kind, match=r"no (number of seconds|length of time)"):
+            await asyncio.wait_for(ask(method, run_id, **arguments), 5)
+    for timeout in (nan, "5"):
+        with pytest.raises((TypeError, ValueError), match=r"timeout: .* no number of seconds"):
+            type(ask.client)("127.0.0.1:1", timeout=timeout)  # type: ignore[arg-type]  # as is to be found out
+
+
+async def test_an_async_client_says_that_it_belongs_to_another_loop_until_it_is_closed(server: InProcessServer) -> None:
+    client = AsyncClient(server.grpc_address)
+
+    async def listed() -> list[fencepost.Run]:
+        return [run async for run in client.list_runs()]
+
+    assert await listed() == []
+    with pytest.raises(RuntimeError, match="connections of another event loop"):
+        await asyncio.to_thread(asyncio.run, listed())
+    assert await listed() == []
+    await client.close()
+
+    async def listed_once() -> list[fencepost.Run]:
+        async with client:
+            return await listed()
+
+    assert await asyncio.to_thread(asyncio.run, listed_once()) == []

@@ -101,6 +101,11 @@ def test_keys_of_a_newer_release_are_passed_over(tmp_path: Path) -> None:
         (b'{"seq":1,"event_time":"2026-01-01T00:00:00Z","kind":"who_knows"}', "no event of the kind who_knows"),
         (b'{"seq":2,"event_time":"2026-01-01T00:00:00Z","kind":"run_started"}', "event 1 is missing"),
         (b'{"seq":1,"event_time":"2026-01-01T00:00:00Z","kind":"run_paused"}', "event 1 is no run_started"),
+        (
+            b'{"run_id":5,"seq":1,"event_time":"2026-01-01T00:00:00Z","kind":"run_started"}',
+            "json: run_id: Expected",
+        ),
+        (b'{"seq":1,"event_time":"2026-01-01T00:00:00Z","kind":"timer_started","delay":1e308}', "run.json: event 1: "),
     ],
 )
 def test_what_is_no_history_is_refused_with_the_place(text: bytes, said: str, tmp_path: Path) -> None:

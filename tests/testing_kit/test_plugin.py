@@ -120,6 +120,22 @@ def test_it_needs_no_plugin_for_loops_and_works_with_another_one(tmp_path: Path)
     assert "passed" in run_tests(tmp_path, text, "-p", "anyio.pytest_plugin", "-k", "not trio")
 
 
+def test_an_option_without_its_name_is_told_and_not_passed_over(tmp_path: Path) -> None:
+    text = """
+        import pytest
+
+        @pytest.fixture
+        def refused(request):
+            with pytest.raises(pytest.UsageError, match="takes options by name"):
+                request.getfixturevalue("fencepost_env")
+
+        @pytest.mark.fencepost(False)
+        def test_marked(refused):
+            pass
+    """
+    assert "1 passed" in run_tests(tmp_path, text)
+
+
 def test_the_names_of_the_kit_are_not_taken_for_tests(tmp_path: Path) -> None:
     assert "1 passed" in run_tests(tmp_path, BOTH_CLASSES_IMPORTED)
 

@@ -100,6 +100,7 @@ async def test_a_file_of_the_command_is_a_history(replaying: Replaying, tmp_path
 async def test_what_is_no_workflow_is_refused_in_a_line(replaying: Replaying) -> None:
     for place, said in (
         ("order", "it is MODULE:WORKFLOW"),
+        (".their_orders:order", "it is MODULE:WORKFLOW"),
         ("no_such_module:order", "No module named 'no_such_module'"),
         ("their_orders:price", "their_orders:price is no function with @workflow"),
         ("their_orders:missing.too", "their_orders:missing.too is no function with @workflow"),

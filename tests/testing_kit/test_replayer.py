@@ -217,6 +217,12 @@ async def test_a_history_of_another_workflow_is_refused(recorded: tuple[str, lis
     _, events, _ = recorded
     with pytest.raises(ValueError, match=r"the history is of kit\.order, not of kit\.parcel"):
         Replayer(orders.parcel).replay(events)
+    (tmp_path / "parcels").mkdir()
+    started = {"seq": 1, "event_time": "2026-01-01T00:00:00Z", "kind": "run_started", "workflow_id": "kit.parcel"}
+    (tmp_path / "parcels" / "y.json").write_text(json.dumps(started))
+    with pytest.raises(ValueError, match=r"y\.json: the history is of kit\.parcel, not of kit\.order"):
+        Replayer(orders.order).replay_folder(tmp_path)
+    (tmp_path / "parcels" / "y.json").unlink()
     with pytest.raises(HistoryUnreadable, match="no file of it"):
         Replayer(orders.order).replay_folder(tmp_path)
     (tmp_path / "x.json").write_text(json.dumps({"seq": 1}))

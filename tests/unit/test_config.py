@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -31,6 +32,22 @@ def test_all_faults_are_told_at_once() -> None:
     assert len(failure.value.faults) == 6
     for word in ("LANES", "NO_SUCH_THING", "INSECURE", "ping_interval", "log_level", "grpc_port"):
         assert any(word in fault for fault in failure.value.faults), word
+
+
+def test_values_of_another_kind_are_faults_like_others() -> None:
+    wrong = {"lanes": 2.5, "retention": timedelta(days=7), "insecure": "no", "grpc_port": True, "grpc_host": 5, "no": 1}
+    with pytest.raises(ConfigError) as failure:
+        load({**wrong, "max_wait": 5, "read_pool_size": 0}, {"FENCEPOST_LANE_BATCH": "many"})
+    assert failure.value.faults == [
+        "FENCEPOST_LANE_BATCH: 'many' is not a whole number",
+        "lanes: 2.5 is not a whole number",
+        "retention: datetime.timedelta(days=7) is not a number",
+        "insecure: 'no' is not true or false",
+        "grpc_port: True is not a whole number",
+        "grpc_host: 5 is not text",
+        "no: no such setting",
+        "read_pool_size: 0 is not between 1 and 100",
+    ]
 
 
 def numbers() -> list[tuple[str, Any, Any]]:

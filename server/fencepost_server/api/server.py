@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -12,7 +14,7 @@ from fencepost_server.api.definition_service import DefinitionService
 from fencepost_server.api.queries import RunQueries
 from fencepost_server.api.run_service import RunService
 from fencepost_server.api.schedule_service import ScheduleService
-from fencepost_server.config import Config
+from fencepost_server.config import Config, address_of
 from fencepost_server.engine.engine import Engine
 from fencepost_server.session.stream import WorkerStreams
 
@@ -27,6 +29,29 @@ class PortInUse(OSError):
     """The gRPC port is taken."""
 
 
+_MESSAGES: Any = health_pb2
+"""With those that its type stubs lack."""
+
+
+class _Health(health.aio.HealthServicer):
+    """The health service with the call that its library lacks, and would answer with a traceback in the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: dict[str, int] = {}
+
+    async def set(self, service: str, status: int) -> None:
+        """Tell a service's status from now on."""
+        self._told[service] = status
+        await super().set(service, status)
+
+    async def List(self, request: Any, context: Any) -> Any:
+        """Called by gRPC: what Check tells, of all services."""
+        return _MESSAGES.HealthListResponse(
+            statuses={name: health_pb2.HealthCheckResponse(status=status) for name, status in self._told.items()}
+        )
+
+
 class GrpcServer:
     """Serves an engine on a port. ``shared_port``: other processes of the same command listen on it as well."""
 
@@ -34,7 +59,7 @@ class GrpcServer:
         self._config = config
         self.streams = WorkerStreams(config, engine)
         self._queries = RunQueries(config, engine, self.streams)
-        self._health = health.aio.HealthServicer()
+        self._health = _Health()
         self._server = grpc.aio.server(
             interceptors=[CallLimit(config.max_concurrent_calls)], options=_options(config, shared_port=shared_port)
         )
@@ -53,7 +78,7 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Bind and serve. Raises PortInUse."""
-        address = f"{self._config.grpc_host}:{self._config.grpc_port}"
+        address = address_of(self._config.grpc_host, self._config.grpc_port)
         try:
             self.port = self._server.add_insecure_port(address)
         except RuntimeError as error:

@@ -107,6 +107,7 @@ def cancel(
             "--grace",
             metavar="SECONDS",
             min=0,
+            max=86_400,
             help="How long steps under way may go on. Default: as the server is set.",
             show_default=False,
         ),
@@ -170,23 +171,28 @@ def retry(
 
 def _do(caller: Caller, chosen: Chosen, what: str, states: Sequence[str], ask: Ask) -> None:
     """Ask the chosen runs and tell what they answered."""
-    asked = asyncio.run(_find_and_ask(caller, chosen, what, states, ask))
+    run_ids = asyncio.run(_find(caller, chosen, states))
+    chosen.agree(what.capitalize(), len(run_ids))  # outside of any loop, which would keep a Ctrl-C from the question
+    more = not chosen.run_ids and len(run_ids) == MOST_RUNS
+    answers = asyncio.run(_ask_all(caller, run_ids, what, ask))
+    asked = Asked(answers, len(run_ids) - len(answers), more)
     _show(caller, asked, named=bool(chosen.run_ids))
     if asked.refused or asked.left or asked.more:
         raise typer.Exit(FAILURE)
 
 
-async def _find_and_ask(caller: Caller, chosen: Chosen, what: str, states: Sequence[str], ask: Ask) -> Asked:
+async def _find(caller: Caller, chosen: Chosen, states: Sequence[str]) -> list[str]:
     async with caller.connect_async() as client:
-        run_ids = await chosen.find(client, states)
-        chosen.agree(what.capitalize(), len(run_ids))
-        more = not chosen.run_ids and len(run_ids) == MOST_RUNS
-        with bar(what, len(run_ids), shown=len(run_ids) > 1 and not caller.json) as show_done:
-            answers = await _ask_all(client, run_ids, ask, show_done)
-    return Asked(answers, len(run_ids) - len(answers), more)
+        return await chosen.find(client, states)
 
 
-async def _ask_all(
+async def _ask_all(caller: Caller, run_ids: Sequence[str], what: str, ask: Ask) -> list[Answer]:
+    with bar(what, len(run_ids), shown=len(run_ids) > 1 and not caller.json) as show_done:
+        async with caller.connect_async() as client:
+            return await _ask_each(client, run_ids, ask, show_done)
+
+
+async def _ask_each(
     client: AsyncClient, run_ids: Sequence[str], ask: Ask, show_done: Callable[[int], None]
 ) -> list[Answer]:
     """Ask _AT_ONCE runs at a time, until none is left or no server can be reached."""

@@ -23,7 +23,7 @@ import typer
 from fencepost_server.cli.faults import CommandFailed
 from fencepost_server.cli.loop import quiet_grpc, run_loop
 from fencepost_server.cli.settings import config_of, with_settings
-from fencepost_server.config import Config
+from fencepost_server.config import Config, address_of
 
 if TYPE_CHECKING:
     from fencepost_server.app import Running
@@ -85,7 +85,7 @@ def _refuse_taken_ports(config: Config) -> None:
                 try:
                     probe.bind(address)
                 except OSError as error:
-                    raise CommandFailed(f"can't listen on {host}:{port}: {_why_not(error)}") from error
+                    raise CommandFailed(f"can't listen on {address_of(host, port)}: {_why_not(error)}") from error
 
 
 def _why_not(error: OSError) -> str:
@@ -158,7 +158,6 @@ async def _until_stopped(stop: asyncio.Event, database: EmbeddedPostgres) -> Non
 
 def _how_to_go_on(database: EmbeddedPostgres, server: Running) -> str:
     """What is there now, and what to type next."""
-    config = server.config
     psql = shutil.which("psql") or str(database.psql)
     program = _program()
     lines = [
@@ -166,7 +165,7 @@ def _how_to_go_on(database: EmbeddedPostgres, server: Running) -> str:
         "Fencepost is running. Ctrl-C ends it; the data stays.",
         "",
         f"  gRPC      {server.grpc_address}",
-        f"  HTTP      http://{config.http_host}:{server.http.port} (/readyz, /metrics)",
+        f"  HTTP      http://{server.http_address} (/readyz, /metrics)",
         f"  Database  {database.dsn}",
         f"  Data      {database.folder}",
         "",

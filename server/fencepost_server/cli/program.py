@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -177,9 +178,19 @@ def _command(name: str, make: Callable[[], Command]) -> Any:
     return typer.main.get_command(app)
 
 
+def _open_standard_streams() -> None:
+    """Have those that were closed before the start lead nowhere: Python has None for them, and the next file or socket
+    would get their number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # until the process ends
+
+
 def run(arguments: Sequence[str] | None = None) -> None:
     """Run a command and end the process with its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _open_standard_streams()
     program = make_program()
     try:
         program.main(words, prog_name=PROGRAM)

@@ -53,7 +53,7 @@ def workflow_at(place: str) -> Workflow[..., Any]:
     from fencepost import Workflow
 
     module_name, colon, name = place.partition(":")
-    if not colon or not module_name or not name:
+    if not colon or not module_name or not name or module_name.startswith("."):  # of no package, so not relative
         raise WrongUsage(f"{_FLAG}: it is MODULE:WORKFLOW, such as app.workflows:order, not {place!r}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

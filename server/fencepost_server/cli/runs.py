@@ -169,7 +169,7 @@ def list_(
         str, typer.Option("--failure-code", metavar="CODE", help="Only those that failed, or are blocked, with it.")
     ] = "",
     parent: Annotated[str, typer.Option("--parent", metavar="RUN", help="Only the children of this run.")] = "",
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many at most.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1 << 31, help="How many at most.")] = 50,
 ) -> None:
     """List runs, newest first: those for which all of it holds."""
     from fencepost_server.cli.documents import run_document
@@ -264,7 +264,9 @@ def query(
 def watch(
     caller: Caller,
     run: RunId,
-    after: Annotated[int, typer.Option("--after", metavar="SEQ", min=0, help="Only events after this number.")] = 0,
+    after: Annotated[
+        int, typer.Option("--after", metavar="SEQ", min=0, max=1 << 62, help="Only events after this number.")
+    ] = 0,
 ) -> None:
     """Show what happens to a run as it happens, until it has ended."""
     with caller.connect() as client:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Iterator
 from typing import Protocol
@@ -16,14 +17,18 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from fencepost_server.config import Config
+from fencepost_server.config import Config, address_of
 from fencepost_server.engine.engine import Engine
 from fencepost_server.telemetry import EngineCollector
 
+_FIRST_REQUEST_TIMEOUT = 5.0
+"""Seconds from the making of a connection to the end of its first request's head."""
+
 
 class HttpPortInUse(OSError):
-    """The HTTP port is taken."""
+    """The HTTP port is taken, or can't be had."""
 
 
 class _Server(uvicorn.Server):
@@ -33,6 +38,29 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Capture none."""
         yield
+
+
+class _Connection(H11Protocol):
+    """Ends when no request has come over it in time. uvicorn waits for the first one for ever: a hundred connections
+    that bring none would have /healthz answer 503, and the process restarted, for as long as they stay.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as of uvicorn
+        """Called by the loop."""
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(_FIRST_REQUEST_TIMEOUT, self._end_unless_asked)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the loop."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def _end_unless_asked(self) -> None:
+        if self.cycle is None:
+            self.transport.abort()  # type: ignore[unreachable]  # uvicorn has None there until the first request
 
 
 class Told(Protocol):
@@ -87,7 +115,7 @@ class HttpServer:
                 access_log=False,
                 lifespan="off",
                 loop="none",
-                http="h11",
+                http=_Connection,
                 ws="none",
                 limit_concurrency=100,
                 timeout_keep_alive=5,
@@ -108,7 +136,8 @@ class HttpServer:
             bound.bind((host, port))
         except OSError as error:
             bound.close()
-            raise HttpPortInUse(f"can't listen on {host}:{port}: is the port in use?") from error
+            why = "is the port in use?" if error.errno == errno.EADDRINUSE else error.strerror
+            raise HttpPortInUse(f"can't listen on {address_of(host, port)}: {why}") from error
         self._socket, self.port = bound, bound.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve(sockets=[bound]), name="http")
 

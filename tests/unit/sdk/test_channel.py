@@ -12,8 +12,15 @@ def test_addresses_are_tried_in_turn() -> None:
     seen = []
     for _ in range(3):
         seen.append(targets.current)
-        targets.advance()
+        targets.advance(targets.current)
     assert seen == ["a:1", "b:2", "a:1"]
+
+
+def test_several_who_fail_at_the_same_address_move_on_once() -> None:
+    targets = Targets("a:1,b:2")
+    for _ in range(2):
+        targets.advance("a:1")
+    assert targets.current == "b:2"
 
 
 @pytest.mark.parametrize("text", ["", " , "])

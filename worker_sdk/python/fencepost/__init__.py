@@ -13,6 +13,7 @@ from fencepost.deterministic import NonDeterministic, TaskGroup, as_completed, u
 from fencepost.errors import (
     AccessDenied,
     AlreadyUndone,
+    ClientClosed,
     Conflict,
     DatabaseUnavailable,
     DedupeKeyConflict,
@@ -104,6 +105,7 @@ __all__ = [
     "CancelReason",
     "ChildFailed",
     "Client",
+    "ClientClosed",
     "Conflict",
     "CorrectiveError",
     "DatabaseUnavailable",

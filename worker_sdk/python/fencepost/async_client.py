@@ -17,7 +17,7 @@ from fencepost.calls import Requests, RunFilter, Started
 from fencepost.channel import Targets, channel_options
 from fencepost.client import MAX_RECEIVE_BYTES, STUBS
 from fencepost.definition_calls import Manifest
-from fencepost.errors import FencepostError, Unavailable, Violation
+from fencepost.errors import ClientClosed, FencepostError, Unavailable, Violation
 from fencepost.events import Event
 from fencepost.handles import AsyncRunHandle
 from fencepost.models import (
@@ -45,7 +45,8 @@ class AsyncClient:
     """A client of the servers at ``target`` ("host:port", several separated by commas), in one namespace.
 
     ``timeout`` is how many seconds a call is repeated while no server can do it. Calls raise FencepostError
-    or a subclass of it, never an error of gRPC. It belongs to the loop in which it is first used.
+    or a subclass of it, never an error of gRPC. It belongs to the loop in which it is first used, until it is closed:
+    calls in another one raise RuntimeError.
     """
 
     def __init__(self, target: str = "127.0.0.1:7654", *, namespace: str = "default", timeout: float = 30.0) -> None:
@@ -54,6 +55,8 @@ class AsyncClient:
         self._requests = Requests(namespace, timeout)
         self._schedules = ScheduleRequests(namespace, timeout)
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closings = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -64,7 +67,8 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close its connections; calls under way fail, later ones connect anew."""
+        """Close its connections; calls under way raise ClientClosed, later ones connect anew."""
+        self._closings += 1
         channels = list(self._channels.values())
         self._channels.clear()
         for channel in channels:
@@ -222,8 +226,10 @@ class AsyncClient:
         Each event comes once, in order; a stream that breaks is made again by itself.
         """
         outside_of_workflows()
-        watch = self._requests.watch(run_id, after_seq)
+        watch, closings = self._requests.watch(run_id, after_seq), self._closings
         while not watch.finished:
+            self._check_open(closings)
+            address = self._targets.current
             stub = run_service_pb2_grpc.RunServiceStub(self._channel())
             stream = stub.WatchRun(watch.request())
             try:
@@ -232,9 +238,13 @@ class AsyncClient:
                     if event is not None:
                         yield event
                 watch.ended()
+            except (asyncio.CancelledError, grpc.aio.UsageError):
+                self._check_open(closings)
+                raise
             except grpc.aio.AioRpcError as error:
+                self._check_open(closings)
                 pause = watch.broke(error_of_call(error))
-                self._targets.advance()
+                self._targets.advance(address)
                 await asyncio.sleep(pause)
             finally:
                 stream.cancel()
@@ -319,6 +329,12 @@ class AsyncClient:
                 return
 
     def _channel(self) -> grpc.aio.Channel:
+        loop = asyncio.get_running_loop()
+        if self._channels and loop is not self._loop:
+            raise RuntimeError(
+                "this AsyncClient has connections of another event loop: use one for each loop, or close it before"
+            )
+        self._loop = loop
         address = self._targets.current
         if address not in self._channels:
             options = channel_options(MAX_RECEIVE_BYTES)
@@ -328,11 +344,12 @@ class AsyncClient:
     async def _run(self, plan: Plan[T]) -> T:
         """Do what a plan asks for, until it returns."""
         outside_of_workflows()
+        closings = self._closings
         try:
             action = next(plan)
             while True:
                 try:
-                    response = await self._perform(action)
+                    response = await self._perform(action, closings)
                 except FencepostError as error:
                     action = plan.throw(error)
                 else:
@@ -341,18 +358,32 @@ class AsyncClient:
             result: T = end.value
             return result
 
-    async def _perform(self, action: Call | Pause) -> Any:
+    async def _perform(self, action: Call | Pause, closings: int) -> Any:
+        """``closings``: how often it had been closed when the plan began, which ends with the next one."""
         if isinstance(action, Pause):
             await asyncio.sleep(action.seconds)
             return None
+        address = self._targets.current
         try:
+            self._check_open(closings)
             return await self._call(action)
+        except (asyncio.CancelledError, grpc.aio.UsageError):
+            # gRPC cancels what waits for a channel's calls when the channel is closed: nobody has cancelled the task.
+            self._check_open(closings)
+            raise
         except grpc.aio.AioRpcError as failure:
+            self._check_open(closings)
             error = error_of_call(failure)
             if isinstance(error, Unavailable):
-                self._targets.advance()
+                self._targets.advance(address)
             # Not from it: what gRPC says is in ours, and its text would only confuse.
             raise error from None
+
+    def _check_open(self, closings: int) -> None:
+        """Raise ClientClosed if it was closed since, unless the running task is being cancelled, which goes before."""
+        task = asyncio.current_task()
+        if self._closings != closings and not (task is not None and task.cancelling()):
+            raise ClientClosed from None
 
     async def _call(self, call: Call) -> Any:
         channel = self._channel()

@@ -37,7 +37,7 @@ from fencepost.models import (
     stamp_of,
 )
 from fencepost.plans import ATTEMPT_TIMEOUT, Asker, Page, Pause, Plan, new_id
-from fencepost.policies import Fault, raise_all, seconds_in
+from fencepost.policies import Fault, limit_in, raise_all, seconds_in
 from fencepost.status import error_of_item
 from fencepost.v1 import run_service_pb2 as runs
 
@@ -200,8 +200,8 @@ class RunRequests(Asker):
         return [event_of(event) for event in response.events], response.next_page_token
 
     def wait_run(self, run_id: str, timeout: float | None) -> Plan[Run]:
-        """Wait until a run has ended. Raises TimeoutError."""
-        end = None if timeout is None else time.monotonic() + timeout
+        """Wait until a run has ended. Raises TimeoutError; ValueError and TypeError for a timeout that is none."""
+        end = None if timeout is None else time.monotonic() + limit_in(timeout, "timeout")
         while True:
             left = LONGEST_WAIT if end is None else max(0.001, end - time.monotonic())
             wait = min(LONGEST_WAIT, left)

@@ -43,9 +43,12 @@ class Targets:
         """The address to use now."""
         return self._addresses[self._index]
 
-    def advance(self) -> None:
-        """Use the next one from now on."""
-        self._index = (self._index + 1) % len(self._addresses)
+    def advance(self, failed: str) -> None:
+        """Use the one after ``failed`` from now on, unless that has been left already: of several calls that fail at
+        the same time one moves on, or an even number of two addresses would lead back to where all of them failed.
+        """
+        if failed == self.current:
+            self._index = (self._index + 1) % len(self._addresses)
 
     def __len__(self) -> int:
         return len(self._addresses)

@@ -12,6 +12,7 @@ client may be used by many threads at once.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import itertools
 import threading
@@ -25,7 +26,7 @@ import grpc
 from fencepost.calls import Requests, RunFilter, Started
 from fencepost.channel import Targets, channel_options
 from fencepost.definition_calls import Manifest
-from fencepost.errors import FencepostError, Unavailable, Violation
+from fencepost.errors import ClientClosed, FencepostError, Unavailable, Violation
 from fencepost.events import Event
 from fencepost.handles import RunHandle
 from fencepost.models import (
@@ -79,6 +80,7 @@ class Client:
         self._lock = threading.Lock()
         self._given = channel
         self._channels: dict[str, grpc.Channel] = {}
+        self._closings = 0
 
     def __enter__(self) -> Self:
         return self
@@ -89,8 +91,9 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close its connections; calls under way fail, later ones connect anew."""
+        """Close its connections; calls under way raise ClientClosed, later ones connect anew."""
         with self._lock:
+            self._closings += 1
             channels = list(self._channels.values())
             self._channels.clear()
         for channel in channels:
@@ -239,10 +242,12 @@ class Client:
         Each event comes once, in order; a stream that breaks is made again by itself.
         """
         outside_of_workflows()
-        watch = self._requests.watch(run_id, after_seq)
+        watch, closings = self._requests.watch(run_id, after_seq), self._closings
         while not watch.finished:
-            stub = run_service_pb2_grpc.RunServiceStub(self._channel())
-            stream = stub.WatchRun(watch.request())
+            address = self._targets.current
+            with self._unless_closed(closings):
+                stub = run_service_pb2_grpc.RunServiceStub(self._channel())
+                stream = stub.WatchRun(watch.request())
             try:
                 for response in stream:
                     event = watch.accept(response)
@@ -250,8 +255,9 @@ class Client:
                         yield event
                 watch.ended()
             except grpc.RpcError as error:
+                self._check_open(closings)
                 pause = watch.broke(error_of_call(error))
-                self._targets.advance()
+                self._targets.advance(address)
                 time.sleep(pause)
             finally:
                 stream.cancel()
@@ -341,11 +347,12 @@ class Client:
     def _run(self, plan: Plan[T]) -> T:
         """Do what a plan asks for, until it returns."""
         outside_of_workflows()
+        closings = self._closings
         try:
             action = next(plan)
             while True:
                 try:
-                    response = self._perform(action)
+                    response = self._perform(action, closings)
                 except FencepostError as error:
                     action = plan.throw(error)
                 else:
@@ -354,18 +361,36 @@ class Client:
             result: T = end.value
             return result
 
-    def _perform(self, action: Call | Pause) -> Any:
+    def _perform(self, action: Call | Pause, closings: int) -> Any:
+        """``closings``: how often it had been closed when the plan began, which ends with the next one."""
         if isinstance(action, Pause):
             time.sleep(action.seconds)
             return None
+        address = self._targets.current
         try:
-            return self._call(action)
+            with self._unless_closed(closings):
+                return self._call(action)
         except grpc.RpcError as failure:
+            # Else its end would be taken for that of a server, and asked again over a new connection.
+            self._check_open(closings)
             error = error_of_call(failure)
             if isinstance(error, Unavailable):
-                self._targets.advance()
+                self._targets.advance(address)
             # Not from it: what gRPC says is in ours, and its text would only confuse.
             raise error from None
+
+    @contextlib.contextmanager
+    def _unless_closed(self, closings: int) -> Iterator[None]:
+        self._check_open(closings)
+        try:
+            yield
+        except ValueError:  # of gRPC, if the channel is closed between its being had and its being used
+            self._check_open(closings)
+            raise
+
+    def _check_open(self, closings: int) -> None:
+        if self._closings != closings:
+            raise ClientClosed from None
 
     def _call(self, call: Call) -> Any:
         channel = self._channel()

@@ -14,6 +14,7 @@ from fencepost.codec import codec_for, encode
 from fencepost.errors import NoWorker
 from fencepost.models import RUN_STATES, RunState, Signalled, duration_of, fill_payload, value_of
 from fencepost.plans import Asker, Pause, Plan, new_id
+from fencepost.policies import limit_in
 from fencepost.v1 import run_pb2
 from fencepost.v1 import run_service_pb2 as runs
 
@@ -44,7 +45,7 @@ class ControlRequests(Asker):
         """Ask a run to end."""
         request = runs.CancelRunRequest(run_id=run_id, reason=reason, request_id=request_id)
         if grace is not None:
-            request.grace.CopyFrom(duration_of(grace))
+            request.grace.CopyFrom(duration_of(limit_in(grace, "grace")))
         return self._control("CancelRun", request)
 
     def terminate_run(self, run_id: str, reason: str, request_id: str) -> Plan[RunState]:
@@ -71,6 +72,7 @@ class ControlRequests(Asker):
         While no worker has the code it is asked again, for one may just be coming back; but no longer than ``timeout``,
         and not for as long as a server that does not answer.
         """
+        timeout = limit_in(timeout, "timeout")
         request = runs.QueryRunRequest(namespace=self._namespace, run_id=run_id, name=name)
         fill_payload(request.input, encode(arguments))
         end, left, backoff = time.monotonic() + timeout, timeout, Backoff()

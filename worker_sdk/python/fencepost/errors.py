@@ -41,6 +41,7 @@ What the client and the worker raise (`FencepostError`), by the ErrorReason that
     │   ├── SessionTimedOut           SESSION_TIMED_OUT
     │   ├── NoWorker                  NO_WORKER
     │   └── Unreachable               no server answered; made by the SDK
+    ├── ClientClosed                  the client was closed while it asked; made by the SDK
     ├── ServerFault                   INTERNAL, and whatever this SDK does not know
     ├── RunNotCompleted               the run that was waited for ended without an output; made by the SDK
     │   ├── RunFailed
@@ -342,6 +343,15 @@ class Unreachable(Unavailable):
     """No server answered at the address, or not in time."""
 
     default_reason = "UNREACHABLE"
+
+
+class ClientClosed(FencepostError):
+    """The client was closed while it asked. What it asked for may have been done, or not."""
+
+    default_reason = "CLIENT_CLOSED"
+
+    def __init__(self, message: str = "the client was closed while it asked, which may have been done") -> None:
+        super().__init__(message)
 
 
 class ServerFault(FencepostError):

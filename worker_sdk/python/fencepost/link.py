@@ -88,6 +88,8 @@ class Link:
         self._logged_at = -_LOG_INTERVAL
         self._away_since = clock()
         self._was_open = False
+        self.address = targets.current
+        """Where its stream was made last."""
 
     def wake(self) -> None:
         """The session may have something to write, or an earlier time to keep."""
@@ -130,7 +132,7 @@ class Link:
                 if self.session.is_over() and (error is None or error.retry_after is None):
                     delay = min(delay, _LAST_LOOK)  # there is not much time to come back in
                 self._log_break(error, delay)
-                self._targets.advance()
+                self._targets.advance(self.address)
         finally:
             ticker.cancel()
             await asyncio.gather(ticker, return_exceptions=True)
@@ -161,7 +163,8 @@ class Link:
         options = channel_options(self.session.identity.max_frame_bytes + MESSAGE_SLACK)
         self._rebuild.clear()
         self._greeted = False
-        channel = grpc.aio.insecure_channel(self._targets.current, options=options)
+        self.address = self._targets.current
+        channel = grpc.aio.insecure_channel(self.address, options=options)
         try:
             if self._prepare is not None and not await self._done_before_leaving(self._prepare(channel)):
                 await channel.close()
@@ -296,7 +299,7 @@ class Link:
 
     def _handle(self, effects: Effects) -> None:
         if effects.rebuild:
-            self._log("the stream to %s is given up: %s", self._targets.current, effects.rebuild)
+            self._log("the stream to %s is given up: %s", self.address, effects.rebuild)
             self._rebuild.set()
         self._apply(self, effects)
         self.wake()
@@ -320,7 +323,7 @@ class Link:
             "worker %s %s to %s: %s%s on %s, %d slots, session %s",
             identity.worker_name,
             "reconnected" if again else "connected",
-            self._targets.current,
+            self.address,
             _counted(len(identity.steps), "handler"),
             f" and {_counted(len(workflows), 'workflow')}" if workflows else "",
             f"queue {queues[0]}" if len(queues) == 1 else f"{len(queues)} queues",
@@ -333,7 +336,7 @@ class Link:
         kind = "unreachable" if isinstance(error, Unreachable) else "lost"
         self._log(
             "server %s %s, trying again in %.1f s: %s (%d leases held)",
-            self._targets.current,
+            self.address,
             kind,
             delay,
             what,

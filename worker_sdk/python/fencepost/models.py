@@ -287,8 +287,14 @@ def stamp_of(when: dt.datetime) -> Timestamp:
     return stamp
 
 
+_LONGEST_DURATION = 315_576_000_000
+"""Seconds, as google.protobuf.Duration says."""
+
+
 def duration_of(seconds: float) -> Duration:
-    """Seconds as a Duration."""
+    """Seconds as a Duration. Raises ValueError for what is longer than one can be."""
+    if not abs(seconds) <= _LONGEST_DURATION:
+        raise ValueError(f"{seconds} s is no length of time that can be told")
     nanos = round(seconds * 1e9)
     sign = -1 if nanos < 0 else 1
     whole, rest = divmod(abs(nanos), 1_000_000_000)

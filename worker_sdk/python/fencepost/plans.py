@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 from fencepost.channel import Backoff
 from fencepost.deterministic.guard import refuse_in_turn
 from fencepost.errors import Unavailable
+from fencepost.policies import limit_in
 
 T = TypeVar("T")
 
@@ -51,11 +52,11 @@ Page: TypeAlias = tuple[list[T], str]
 
 
 class Asker:
-    """Asks in one namespace. ``patience``: seconds to repeat what fails."""
+    """Asks in one namespace. ``patience``: seconds to repeat what fails; ValueError, TypeError if it is none."""
 
     def __init__(self, namespace: str, patience: float) -> None:
         self._namespace = namespace
-        self._patience = patience
+        self._patience = limit_in(patience, "timeout")
 
     def _ask(
         self,

@@ -7,6 +7,7 @@ as options; a local step's is kept by the worker that runs it.
 from __future__ import annotations
 
 import datetime as dt
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,6 +47,21 @@ def seconds_in(length: Seconds, what: str = "") -> float:
         raise TypeError(f"{of}{given!r} is no length of time: give seconds as a number, or a timedelta")
     if not 0.0 <= seconds <= MAX_WAIT:
         raise ValueError(f"{of}{given!r} is no length of time from 0 to 3650 days")
+    return seconds
+
+
+def limit_in(limit: object, what: str) -> float:
+    """A limit in seconds, which may be infinite. Raises ValueError for NaN, which no time ever comes up to, TypeError
+    for what is no number; ``what`` it is of begins the message.
+    """
+    if not isinstance(limit, int | float | Real) or isinstance(limit, bool):
+        raise TypeError(f"{what}: {limit!r} is no number of seconds")
+    try:
+        seconds = float(limit)
+    except OverflowError:
+        seconds = math.nan
+    if math.isnan(seconds):
+        raise ValueError(f"{what}: {limit!r} is no number of seconds")
     return seconds
 
 

@@ -184,7 +184,7 @@ class Runtime:
         if effects.drain and link is self._current and not self._stopping:
             logger.info("the server asks to be left: a new session is made, this one finishes its tasks")
             self._current = None
-            self._settings.targets.advance()
+            self._settings.targets.advance(link.address)
             link.leave()
             self._tell_leaving()
             self._changed.set()

@@ -36,6 +36,8 @@ def fencepost_env(request: pytest.FixtureRequest) -> Iterator[AsyncEnvironment |
 
     options: dict[str, object] = {}
     for marker in request.node.iter_markers(MARKER):
+        if marker.args:
+            raise pytest.UsageError(f"marker {MARKER} takes options by name, such as auto_skip=False: {marker.args}")
         options = {**marker.kwargs, **options}
     starting = TestServer.start(**options)  # type: ignore[arg-type]  # whoever wrote the marker is told at run time
     if inspect.iscoroutinefunction(request.function):

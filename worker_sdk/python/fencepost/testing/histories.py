@@ -81,10 +81,13 @@ def _from_file(path: Path) -> tuple[list[run_pb2.Event], str]:
     for number, document in enumerate(documents, 1):
         try:
             found.append(message_of(event_of_document(document)))
-        except (KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, TypeError, OverflowError) as error:
             raise HistoryUnreadable(f"{path}: event {number}: {_said(error)}") from error
     named = documents[0].get("run_id") if documents else None
-    return found, "" if named is None else msgspec.json.decode(named, type=str)
+    try:
+        return found, "" if named is None else msgspec.json.decode(named, type=str)
+    except msgspec.DecodeError as error:
+        raise HistoryUnreadable(f"{path}: run_id: {error}") from error
 
 
 def _said(error: Exception) -> str:

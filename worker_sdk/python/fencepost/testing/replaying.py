@@ -18,7 +18,7 @@ from fencepost.decisions import Cancelled, Decision, Unsent
 from fencepost.events import Event, event_of
 from fencepost.failure import Failed
 from fencepost.models import Failure
-from fencepost.testing.histories import History, files, read
+from fencepost.testing.histories import History, HistoryUnreadable, files, read
 from fencepost.v1 import run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost.workflow import Workflow
@@ -107,7 +107,7 @@ class Replayer:
     def replay_folder(self, folder: str | os.PathLike[str]) -> list[Replay]:
         """Replay all files of histories (.json, .jsonl) in a folder and in those below it.
 
-        Raises as `replay`, with the file's name before the difference; HistoryUnreadable if there is none.
+        Raises as `replay`, with the file's name before what is wrong; HistoryUnreadable if there is none.
         """
         done = []
         for path in files(folder):
@@ -115,6 +115,10 @@ class Replayer:
                 done.append(self.replay(path))
             except NondeterminismError as error:
                 raise NondeterminismError(f"{path}: {error.message}") from error
+            except HistoryUnreadable:
+                raise  # which has named it
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from error
         return done
 
     def _check_workflow(self, started: run_pb2.Event) -> None:
