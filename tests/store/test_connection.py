@@ -7,11 +7,13 @@ import gc
 import random
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import LiteralString
 
 import psycopg
 import pytest
 import pytest_asyncio
+from psycopg_pool import AsyncConnectionPool
 
 from fencepost_server.config import Config
 from fencepost_server.domain.errors import DatabaseUnavailable
@@ -175,6 +177,32 @@ async def test_a_database_that_is_away_is_told_as_such_and_found_again(database:
 
     await eventually(answers)
     assert not any("terminat" in message for message in told)
+
+
+async def test_many_who_wait_for_a_connection_are_served_in_their_order_and_ask_the_pool_once_each(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each asked again every moment: on a slow machine two hundred of them left no time to serve any."""
+    asked, served = 0, list[int]()
+    connection = AsyncConnectionPool.connection
+
+    def counted(pool: AsyncConnectionPool[Connection], timeout: float) -> AbstractAsyncContextManager[Connection]:
+        nonlocal asked
+        asked += 1
+        return connection(pool, timeout)
+
+    async def read(number: int) -> None:
+        await database.rows(b"select 1")
+        served.append(number)
+
+    monkeypatch.setattr(AsyncConnectionPool, "connection", counted)
+    async with database.transaction() as session:
+        waiting = [asyncio.create_task(read(number)) for number in range(200)]
+        await session.rows(b"select pg_sleep(0.6)")
+        assert asked == 1
+    await asyncio.gather(*waiting)
+    assert served == list(range(200))
+    assert asked == 201
 
 
 async def test_a_connection_that_is_not_made_in_time_is_given_up_at_once(without_collector: None) -> None:

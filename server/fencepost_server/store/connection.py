@@ -140,7 +140,6 @@ def make_pool(config: Config, name: str, size: int) -> AsyncConnectionPool[Conne
         min_size=1,
         max_size=size,
         timeout=config.connect_timeout,
-        max_waiting=1000,
         reconnect_timeout=0,
         open=False,
         name=name,
@@ -192,6 +191,7 @@ class Database:
     def __init__(self, config: Config, name: str, size: int) -> None:
         self.config = config
         self._pool = make_pool(config, name, size)
+        self._turns = asyncio.Semaphore(size)
 
     async def open(self) -> None:
         """Start the pool; does not wait for the database."""
@@ -203,16 +203,19 @@ class Database:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:
-        """A pooled connection. Raises PoolTimeout after connect_timeout.
+        """A pooled connection. Raises PoolTimeout or TimeoutError after connect_timeout.
 
         The pool tries to connect once for who begins to wait, then no more: who waits begins anew every moment, so
-        that it is served as soon as an outage ends, and not when its time is up.
+        that it is served as soon as an outage ends, and not when its time is up. Only as many do as there are
+        connections; those behind them wait their turn, which costs nothing, however many they are.
         """
         async with AsyncExitStack() as stack:
             yield await self._acquire(stack)
 
     async def _acquire(self, stack: AsyncExitStack) -> Connection:
         deadline = asyncio.get_running_loop().time() + self.config.connect_timeout
+        async with asyncio.timeout_at(deadline):
+            await stack.enter_async_context(self._turns)
         while True:
             try:
                 return await stack.enter_async_context(self._pool.connection(_ASK_AGAIN))
