@@ -150,10 +150,12 @@ async def test_a_caller_alone_and_workers_do_not_wait_for_others(
 async def statements_of(server: InProcessServer, monkeypatch: pytest.MonkeyPatch, work: Awaitable[Any]) -> Counter[int]:
     """How many statements each transaction of the lanes sent while ``work`` was awaited, by transaction."""
     sent: Counter[int] = Counter()
+    kept = []  # so that no transaction gets the id of one before it
     send = pipeline.Session.send
 
     def counting(self: Any, statement: bytes, params: Any = None) -> Any:
         if any(lane._connection is self._connection for lane in server.app.engine.lanes):
+            kept.append(self)
             sent[id(self)] += 1
         return send(self, statement, params)
 
