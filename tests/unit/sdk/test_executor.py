@@ -342,6 +342,75 @@ async def test_steps_do_not_share_context_variables(harness: Harness) -> None:
         assert [outcome.output.json for outcome in outcomes] == ["1", "1"]
 
 
+async def test_async_steps_that_wait_for_nothing_are_run_by_one_task(harness: Harness) -> None:
+    tasks = set()
+
+    async def quick(number: int) -> int:
+        tasks.add(asyncio.current_task())
+        return number
+
+    handler = step("a")(quick)
+    leases = [lease_of(handler, run=number, input=Value(json=str(number))) for number in range(100)]
+    harness.executor.submit(leases)
+    assert [outcome.output.json for outcome in await harness.outcomes(*leases)] == [str(n) for n in range(100)]
+    assert len(tasks) == 1
+
+
+async def test_steps_that_wait_hold_up_no_other_and_begin_in_one_turn_the_next_time(harness: Harness) -> None:
+    go = asyncio.Event()
+    turns: list[int] = []
+    turn = 0
+
+    def count() -> None:
+        nonlocal turn
+        turn += 1
+        harness.users_loop.call_soon(count)
+
+    async def waits() -> None:
+        turns.append(turn)
+        await go.wait()
+
+    slow: Step[..., Any] = step("slow")(waits)
+    handlers = [slow, plain, slow, *both(raising(PermanentError("quick"))), slow]
+    first = [lease_of(handler, run=number) for number, handler in enumerate(handlers)]
+    harness.users_loop.call_soon_threadsafe(count)
+    harness.executor.submit(first)
+    await eventually(lambda: len(harness.results) == 3 and len(turns) == 3)
+    second = [lease_of(slow, run=number) for number in range(10, 60)]
+    harness.executor.submit(second)
+    await eventually(lambda: len(turns) == 53)
+    assert len(set(turns[3:])) == 1
+    harness.users_loop.call_soon_threadsafe(go.set)
+    await harness.outcomes(*first, *second)
+
+
+async def test_what_a_step_does_to_its_task_does_not_reach_the_next(harness: Harness) -> None:
+    async def careless() -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return "careless"
+
+    async def careful() -> str:
+        await asyncio.sleep(0)
+        return "careful"
+
+    async def impatient() -> str:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await asyncio.sleep(60)
+        return "impatient"
+
+    names = ["careless", "careful", "careless", "impatient", "careful", "impatient"]
+    functions = {"careless": careless, "careful": careful, "impatient": impatient}
+    handlers: dict[str, Step[..., Any]] = {name: step(name)(function) for name, function in functions.items()}
+    for _ in range(2):  # the second time those that wait have tasks of their own
+        harness.results.clear()
+        outcomes = await harness.run(*(handlers[name] for name in names))
+        assert [outcome.output.json for outcome in outcomes] == [f'"{name}"' for name in names]
+    await eventually(lambda: not harness.executor._tasks)
+
+
 async def test_running_steps_are_not_collected(harness: Harness) -> None:
     async def wait() -> None:
         future = asyncio.get_running_loop().create_future()
@@ -366,7 +435,7 @@ async def test_an_eager_task_factory_is_no_trouble(harness: Harness) -> None:
         pytest.skip("eager tasks are new in Python 3.12")
     harness.users_loop.call_soon_threadsafe(harness.users_loop.set_task_factory, factory)
     assert len(await harness.run(*[plain] * 3, *both(lambda: 1))) == 5
-    assert not harness.executor._tasks
+    await eventually(lambda: not harness.executor._tasks)
 
 
 async def test_checkpoints_arrive_in_order_and_before_the_result_of_their_step(harness: Harness) -> None:
@@ -442,7 +511,7 @@ async def test_a_step_that_is_cancelled_before_its_first_line_has_a_result_and_d
     harness.executor.submit([lease])
     (outcome,) = await harness.outcomes(lease)
     assert (outcome.code, ran) == ("StepCancelled", [])
-    assert not harness.executor._tasks
+    await eventually(lambda: not harness.executor._tasks)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()], ids=repr)

@@ -80,6 +80,23 @@ class Value:
 
 
 NULL = Value()
+PLAIN_TYPES = frozenset({dict, list, str, int, float, bool})
+"""Of nearly all values that are made payloads of: the look at them can be a short one."""
+
+_set_json, _set_binary, _set_metadata = (
+    cast("Callable[[Value, object], None]", getattr(Value, name).__set__) for name in ("json", "binary", "metadata")
+)
+
+
+def json_value(text: str) -> Value:
+    """``Value(json=text)`` in a third of the time: one is made for each step's input and output, and the constructor of
+    a frozen class sets each field by a call of its own.
+    """
+    value = object.__new__(Value)
+    _set_json(value, text)
+    _set_binary(value, None)
+    _set_metadata(value, {})
+    return value
 
 
 def utf8_length(text: str) -> int:
@@ -112,7 +129,7 @@ def encode(value: object, *, declared: bool = False) -> Value:
             value = msgspec.to_builtins(value, str_keys=True, enc_hook=plain)
         text = _write(value)
         utf8_length(text)
-        return Value(json=text)
+        return json_value(text)
     except NotEncodable:
         raise
     except RecursionError:

@@ -1,7 +1,9 @@
 """Runs the users' code: async handlers on the users' loop, sync ones in threads, away from the session.
 
 The session's thread submits leases in batches and gets results in batches: one wake-up of the users' loop for
-all the tasks of a frame, one of the session's loop for all that ended meanwhile. Whatever a handler does
+all the tasks of a frame, one of the session's loop for all that ended meanwhile. Async handlers are begun one after the
+other by one task, as long as they end without waiting; one that waits keeps it, and has one of its own from then on.
+Whatever a handler does
 (block, raise SystemExit, ignore its cancellation, end after its lease was lost) ends in exactly one `Result`
 for each lease that was begun, and in none for one that was taken back.
 
@@ -18,8 +20,8 @@ import contextvars
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fencepost.checkpoints import Saving
 from fencepost.errors import LeaseLost, NotDecodable, NotEncodable
@@ -35,7 +37,11 @@ from fencepost.failure import (
 )
 from fencepost.lease import Lease, cancellations
 from fencepost.models import FailureKind
+from fencepost.rest import Rest
 from fencepost.sdk_log import SdkLog
+
+if TYPE_CHECKING:
+    from fencepost.steps import Step
 
 logger = SdkLog("fencepost.worker")
 
@@ -68,6 +74,11 @@ class Executor:
         self._hand_over_planned = False
         self._delivery_planned = False
         self._closed = False
+        self._ready: deque[Lease] = deque()
+        self._beginning = False
+        # Handlers that had to wait once. The next time they have a task from the first: one that is kept by what waits
+        # lets the others begin in the next turn of the loop only.
+        self._waiters: set[Step[..., Any]] = set()
         # The loop itself keeps only weak references to its tasks.
         self._tasks: set[asyncio.Task[None]] = set()
         self._queue: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
@@ -147,25 +158,68 @@ class Executor:
             leases = [lease for lease in leases if not lease.withdrawn]
             for lease in leases:
                 lease.begun = True
-        loop = self._users_loop
         for lease in leases:
-            task = loop.create_task(self._run_async(lease))
-            if not task.done():
-                # An eager task factory may have run it to its end already.
-                self._tasks.add(task)
+            if lease.step in self._waiters:
+                self._create_task(self._run_alone(lease))
+            else:
+                self._ready.append(lease)
+        if self._ready and not self._beginning:
+            self._begin_ready()
+
+    def _create_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._users_loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _begin_ready(self) -> None:
+        """Let a new task begin what is ready, and look after it when it has had its first turn."""
+        self._beginning = True
+        self._create_task(self._run_ready())
+        self._users_loop.call_soon(self._look_after)
+
+    def _look_after(self) -> None:
+        if self._ready:
+            # The task waits in one of them.
+            self._begin_ready()
+        else:
+            self._beginning = False
 
     def _cancel_async(self, leases: Sequence[Lease]) -> None:
         for lease in leases:
             if lease.runner is not None:
                 lease.runner.cancel()
 
-    async def _run_async(self, lease: Lease) -> None:
+    async def _run_ready(self) -> None:
+        """Run what is ready, until something has to wait; that is run to its end, and then nothing more."""
+        task = asyncio.current_task()
+        assert task is not None
+        while self._ready:
+            lease = self._ready.popleft()
+            context = contextvars.Context()
+            attempt = self._attempt_async(lease)
+            try:
+                waits_for = context.run(attempt.send, None)
+            except StopIteration as end:
+                self._ended(lease, end.value)
+            else:
+                self._waiters.add(lease.step)
+                lease.runner = task
+                outcome = await Rest(attempt, context, waits_for)
+                lease.runner = None
+                self._ended(lease, outcome)
+                return
+            if task.cancelling():
+                # The step has cancelled the task that it ran in: that must not reach the next one.
+                return
+
+    async def _run_alone(self, lease: Lease) -> None:
         # From here on it can be cancelled. A task that was cancelled before its first line would end without a result.
         lease.runner = asyncio.current_task()
         outcome = await self._attempt_async(lease)
-        if lease.runner is not None:
-            self._tasks.discard(lease.runner)
-            lease.runner = None
+        lease.runner = None
+        self._ended(lease, outcome)
+
+    def _ended(self, lease: Lease, outcome: Outcome) -> None:
         self._results.append((lease, outcome))
         if not self._hand_over_planned and not self._users_loop.is_closed():
             # At the end of this turn of the loop, so that all that ends in it costs one wake-up.

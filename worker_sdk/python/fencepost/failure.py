@@ -42,7 +42,7 @@ ATTEMPT_TIMEOUT = "ATTEMPT_TIMEOUT"
 WORKER_SHUTDOWN = "WORKER_SHUTDOWN"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each step, and of a frozen one each field is set by a call
 class Completed:
     """The attempt ended with ``output``, ``size`` bytes of it with its metadata."""
 

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
-from fencepost.codec import Codec, Value, codec_for, encode
+from fencepost.codec import PLAIN_TYPES, Codec, Value, codec_for, encode
 from fencepost.errors import NotEncodable
 from fencepost.lease import TaskKind
 from fencepost.steps import MAX_NAME, Step, signature_of, wants_context
@@ -89,7 +89,7 @@ class LocalFunction:
 
     def encode(self, output: object) -> Value:
         """What it returned as a payload. Raises NotEncodable."""
-        if inspect.isawaitable(output):
+        if type(output) not in PLAIN_TYPES and inspect.isawaitable(output):
             close = getattr(output, "close", None)
             if close is not None:
                 close()

@@ -21,13 +21,14 @@ import contextvars
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fencepost.errors import NotEncodable
 from fencepost.failure import ATTEMPT_TIMEOUT, Completed, Failed, clean, failed, not_recordable, stopped
 from fencepost.lease import CancelReason, Lease, cancellations
 from fencepost.models import Failure, FailureKind
+from fencepost.rest import Rest
 from fencepost.sdk_log import SdkLog
 
 if TYPE_CHECKING:
@@ -279,14 +280,14 @@ class LocalSteps:
             except BaseException as error:  # noqa: BLE001 - SystemExit and the like are the step's own failure
                 result = _failed(step, error)
             else:
-                await self._wait(step, attempt, task, _Rest(coroutine, context, waits_for))
+                await self._wait(step, attempt, task, Rest(coroutine, context, waits_for))
                 return
             self._attempt_ended(step, attempt, result)
             if task.cancelling():
                 # The step has cancelled the task that it ran in: that must not reach the next one.
                 return
 
-    async def _wait(self, step: Underway, attempt: int, task: asyncio.Task[None], rest: _Rest) -> None:
+    async def _wait(self, step: Underway, attempt: int, task: asyncio.Task[None], rest: Rest[Any]) -> None:
         """Run the rest of an attempt that did not end at once."""
         step.task = task
         timeout = step.call.timeout
@@ -391,36 +392,6 @@ class LocalSteps:
         while results:
             self._attempt_ended(*results.popleft())
         self._settled()
-
-
-class _Rest:
-    """The rest of a coroutine that was begun by hand, in its context: awaited by the task that has begun it."""
-
-    __slots__ = ("_context", "_coroutine", "_waits_for")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context, waits_for: Any) -> None:
-        self._coroutine = coroutine
-        self._context = context
-        self._waits_for = waits_for
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        coroutine, run = self._coroutine, self._context.run
-        waits_for = self._waits_for
-        while True:
-            try:
-                value = yield waits_for
-            except GeneratorExit:
-                run(coroutine.close)
-                raise
-            except BaseException as error:  # noqa: BLE001 - it is the coroutine's to handle
-                method: Callable[..., Any] = coroutine.throw
-                value = error
-            else:
-                method = coroutine.send
-            try:
-                waits_for = run(method, value)
-            except StopIteration as end:
-                return end.value
 
 
 def _completed(step: Underway, output: object) -> Completed | Failed:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fencepost.codec import NULL, Value, utf8_length
+from fencepost.codec import NULL, Value, json_value, utf8_length
 from fencepost.errors import Violation
 from fencepost.v1 import definition_service_pb2, payload_pb2, run_pb2
 
@@ -305,7 +305,7 @@ def value_of(payload: payload_pb2.Payload) -> Value:
     """A Payload as a Value."""
     metadata = dict(payload.metadata) if payload.metadata else _NO_METADATA
     if payload.HasField("json"):
-        return Value(payload.json, None, metadata)
+        return Value(payload.json, None, metadata) if metadata else json_value(payload.json)
     if payload.HasField("binary"):
         return Value(None, payload.binary, metadata)
     return Value(metadata=metadata) if metadata else NULL

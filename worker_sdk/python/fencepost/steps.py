@@ -26,7 +26,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, get_type_hints
 
-from fencepost.codec import Codec, Value, codec_for, declares_sets_or_bytes, encode
+from fencepost.codec import PLAIN_TYPES, Codec, Value, codec_for, declares_sets_or_bytes, encode
 from fencepost.context import StepContext
 from fencepost.errors import NotEncodable
 from fencepost.failure import NOTHING, Completed
@@ -186,7 +186,7 @@ class Step(Generic[P, R_co]):
         """Make an outcome of what the handler returned. Raises NotEncodable."""
         if output is None:
             return NOTHING
-        if inspect.isawaitable(output):
+        if type(output) not in PLAIN_TYPES and inspect.isawaitable(output):
             close = getattr(output, "close", None)
             if close is not None:
                 close()
