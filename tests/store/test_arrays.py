@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fencepost_server.store import arrays
-from fencepost_server.store.arrays import Blobs, Bools, Column, Ints, Texts, Times, Uuids, columns
+from fencepost_server.store.arrays import Blobs, Bools, Column, Ints, Names, Texts, Times, Uuids, columns
 
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
@@ -50,6 +50,22 @@ def test_integers(connection: psycopg.Connection[Any], values: list[int | None])
 @SETTINGS
 def test_texts(connection: psycopg.Connection[Any], values: list[str | None]) -> None:
     assert returned(connection, Texts(values), "text[]") == values
+
+
+@given(values=st.lists(st.none() | TEXTS))
+@SETTINGS
+def test_names(connection: psycopg.Connection[Any], values: list[str | None]) -> None:
+    assert returned(connection, Names(values), "text[]") == values
+
+
+def test_what_was_laid_out_is_kept_up_to_a_bound(connection: psycopg.Connection[Any]) -> None:
+    """The first two come again when the rest has taken up all the room."""
+    names = [f"name {number}" for number in range(3_000)]
+    assert returned(connection, Names([*names, None, *names[:2]]), "text[]") == [*names, None, *names[:2]]
+    assert len(arrays._NAMES) <= 1_000
+    numbers = list(range(-12_000, 12_000))
+    assert returned(connection, Ints([*numbers, None, -12_000]), "bigint[]") == [*numbers, None, -12_000]
+    assert len(arrays._INTS) <= 10_000
 
 
 @given(values=st.lists(st.none() | st.binary()))

@@ -122,7 +122,7 @@ class Outcome(IntEnum):
     REFUSED = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # not frozen, for the time that takes (as LeasedTask): nobody changes one
 class Payload:
     """A value of a user, stored as sent: JSON text or bytes. ``metadata`` is JSON text of an object of strings,
     or None.

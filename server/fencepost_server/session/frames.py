@@ -40,18 +40,24 @@ Ref = tuple[str, int, int]
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
+@lru_cache(maxsize=20_000)  # a run's id comes with each of its steps
+def _is_uuid(text: str) -> bool:
+    return _UUID.fullmatch(text) is not None
+
+
 def ref_of(task: pb.TaskRef) -> Ref:
     """A well-formed reference. Raises InvalidFrame."""
-    run_id = task.run_id
-    if _UUID.fullmatch(run_id) is None or task.task_id < 1 or task.fencing_token < 1:
+    run_id, task_id, token = task.run_id, task.task_id, task.fencing_token
+    if len(run_id) != 36 or not _is_uuid(run_id) or task_id < 1 or token < 1:
         raise InvalidFrame("task: run_id must be a UUID in lower case, task_id and fencing_token positive")
-    return (run_id, task.task_id, task.fencing_token)
+    return (run_id, task_id, token)
 
 
 def completed(item: pb.CompleteItem, namespace: str, limit: int) -> Report:
     """The report of a step that ended with an output. Raises InvalidFrame, InvalidJson, PayloadTooLarge."""
     output, value = payload_in(item.output, limit, "output")
-    return Report(ReportKind.COMPLETE, *ref_of(item.task), namespace, output.digest(), output, value)
+    run_id, task_id, token = ref_of(item.task)
+    return Report(ReportKind.COMPLETE, run_id, task_id, token, namespace, output.digest(), output, value)
 
 
 def failed(item: pb.FailItem, namespace: str, limit: int) -> Report:

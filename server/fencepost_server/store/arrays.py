@@ -8,7 +8,7 @@ so there is one. They are sent in binary form, laid out here in few C calls rath
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -21,6 +21,38 @@ from psycopg.types.string import TextBinaryLoader, TextLoader
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _NULL = b"\xff\xff\xff\xff"
+
+
+def _text_element(text: str) -> bytes:
+    data = text.encode()
+    return len(data).to_bytes(4, "big") + data
+
+
+class _Laid(dict[Any, bytes]):
+    """How values are laid out as elements, by value: most come again and again, also from one batch to the next. When
+    there are too many it begins anew.
+    """
+
+    def __init__(self, lay_out: Callable[[Any], bytes], most: int) -> None:
+        super().__init__()
+        self._lay_out = lay_out
+        self._most = most
+
+    def __missing__(self, value: object) -> bytes:
+        if len(self) >= self._most:
+            self.clear()
+        laid = self[value] = _NULL if value is None else self._lay_out(value)
+        return laid
+
+    def join(self, values: Iterable[object]) -> bytes:
+        """The elements of a column."""
+        return b"".join(map(self.__getitem__, values))
+
+
+_INTS = _Laid(lambda v: struct.pack("!iq", 8, v), 10_000)
+_NAMES = _Laid(_text_element, 1_000)
+# A run's id is laid out in several columns of a batch, and comes back in the next one.
+_UUIDS = _Laid(lambda v: b"\0\0\0\x10" + bytes.fromhex(v.replace("-", "")), 50_000)
 
 
 class Column(list[Any]):
@@ -50,11 +82,7 @@ class Ints(Column):
 
     def elements(self) -> bytes:
         """See Column."""
-        if None in self:
-            return b"".join(_NULL if v is None else struct.pack("!iq", 8, v) for v in self)
-        flat: list[Any] = [8] * (2 * len(self))
-        flat[1::2] = self
-        return struct.pack("!" + "iq" * len(self), *flat)
+        return _INTS.join(self)
 
 
 class Texts(Column):
@@ -64,7 +92,15 @@ class Texts(Column):
 
     def elements(self) -> bytes:
         """See Column."""
-        return _join(None if v is None else v.encode() for v in self)
+        return b"".join([_NULL if v is None else _text_element(v) for v in self])
+
+
+class Names(Texts):
+    """text[] of short texts that come again and again; elements str or None."""
+
+    def elements(self) -> bytes:
+        """See Column."""
+        return _NAMES.join(self)
 
 
 class Blobs(Column):
@@ -74,7 +110,7 @@ class Blobs(Column):
 
     def elements(self) -> bytes:
         """See Column."""
-        return _join(self)
+        return b"".join([_NULL if v is None else len(v).to_bytes(4, "big") + v for v in self])
 
 
 class Uuids(Column):
@@ -84,7 +120,7 @@ class Uuids(Column):
 
     def elements(self) -> bytes:
         """See Column."""
-        return b"".join([_NULL if v is None else _uuid_element(v) for v in self])
+        return _UUIDS.join(self)
 
 
 class Times(Column):
@@ -112,16 +148,6 @@ class Bools(Column):
     def elements(self) -> bytes:
         """See Column."""
         return b"".join(b"\0\0\0\1\1" if v else b"\0\0\0\1\0" for v in self)
-
-
-def _join(values: Iterable[bytes | None]) -> bytes:
-    return b"".join([_NULL if v is None else len(v).to_bytes(4, "big") + v for v in values])
-
-
-# A run's id is laid out in several columns of a batch, and comes back in the next one.
-@lru_cache(maxsize=50_000)
-def _uuid_element(text: str) -> bytes:
-    return b"\0\0\0\x10" + bytes.fromhex(text.replace("-", ""))
 
 
 @lru_cache(maxsize=50_000)
@@ -159,7 +185,7 @@ class _TextUuidLoader(Loader):
 def register(connection: AsyncConnection[object]) -> None:
     """Teach a connection these columns and the str form of uuid and json."""
     adapters = connection.adapters
-    for column in (Ints, Texts, Blobs, Uuids, Times, Bools):
+    for column in (Ints, Texts, Names, Blobs, Uuids, Times, Bools):
         dumper = type(f"{column.__name__}Dumper", (_ColumnDumper,), {"oid": column.array_oid})
         adapters.register_dumper(column, dumper)
     adapters.register_loader("uuid", _UuidLoader)

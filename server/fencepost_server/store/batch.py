@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from fencepost_server.domain.model import Ended, RunRow, TaskRow
-from fencepost_server.store.arrays import Blobs, Bools, Ints, Texts, Times, Uuids, columns
+from fencepost_server.store.arrays import Blobs, Bools, Ints, Names, Texts, Times, Uuids, columns
 from fencepost_server.store.pipeline import Result, Session
 from fencepost_server.store.queries import query
 
@@ -236,7 +236,7 @@ def insert_runs(session: Session, rows: Sequence[tuple[RunRow, str, str | None, 
         for r, key, attributes, parent, chain in rows
     ]  # fmt: skip
     values = columns(
-        flat, Uuids, Texts, Texts, Blobs, Texts, Texts, Texts, Ints, Ints, Ints, Ints, Times, Ints, Texts, Times, Texts,
+        flat, Uuids, Names, Names, Blobs, Texts, Texts, Texts, Ints, Ints, Ints, Ints, Times, Ints, Texts, Times, Texts,
         Texts, Uuids, Uuids,
     )  # fmt: skip
     session.send(_INSERT_RUNS, dict(zip(names, values, strict=True)))
@@ -276,7 +276,7 @@ def insert_tasks(session: Session, rows: Sequence[tuple[TaskRow, str]]) -> None:
         for t, ns in rows
     ]  # fmt: skip
     values = columns(
-        flat, Uuids, Ints, Texts, Texts, Texts, Ints, Ints, Ints, Ints, Times, Ints, Ints, Ints, Ints, Uuids, Times,
+        flat, Uuids, Ints, Names, Names, Names, Ints, Ints, Ints, Ints, Times, Ints, Ints, Ints, Ints, Uuids, Times,
         Times, Texts, Times,
     )  # fmt: skip
     session.send(_INSERT_TASKS, dict(zip(names, values, strict=True)))

@@ -27,14 +27,13 @@ def payload_in(message: payload_pb2.Payload, limit: int, path: str) -> tuple[Pay
             raise _too_large(
                 f"{path}.metadata", f"more than {MAX_METADATA_ENTRIES} entries or {MAX_METADATA_BYTES} bytes"
             )
-    which = message.WhichOneof("data")
-    if which == "binary":
+    text = message.json
+    if not text and (which := message.WhichOneof("data")) != "json":
+        if which is None:
+            return NULL if metadata is None else Payload("null", None, metadata), None
         if len(message.binary) > limit:
             raise _too_large(f"{path}.binary", f"{len(message.binary)} bytes are more than {limit}")
         return Payload(None, message.binary, metadata), None
-    if which is None:
-        return NULL if metadata is None else Payload("null", None, metadata), None
-    text = message.json
     # A character has one byte at least: only long texts have to be encoded to be measured.
     if len(text) * 4 > limit and len(text.encode()) > limit:
         raise _too_large(f"{path}.json", f"{len(text.encode())} bytes are more than {limit}")
