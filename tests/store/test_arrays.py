@@ -86,6 +86,18 @@ def test_times(connection: psycopg.Connection[Any], values: list[datetime | None
     assert returned(connection, Times(values), "timestamp with time zone[]") == values
 
 
+def test_times_come_back_in_utc_whatever_the_time_zone_of_the_database_is(
+    connection: psycopg.Connection[Any],
+) -> None:
+    connection.execute("set time zone 'Asia/Kolkata'")
+    times = [datetime(2026, 11, 30, 12, tzinfo=UTC) + timedelta(microseconds=number) for number in range(12_000)]
+    for _ in range(2):  # the second time some are known, and some not any more
+        found = returned(connection, Times([*times, None, *times[:10]]), "timestamp with time zone[]")
+        assert found == [*times, None, *times[:10]]
+        assert {at.tzinfo for at in found if at is not None} == {UTC}
+    assert len(arrays._TIMES) <= 10_000
+
+
 @given(values=st.lists(st.booleans()))
 @SETTINGS
 def test_booleans(connection: psycopg.Connection[Any], values: list[bool]) -> None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
-from functools import lru_cache
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 from psycopg import AsyncConnection
-from psycopg.abc import Buffer
+from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Dumper, Loader
 from psycopg.pq import Format
 from psycopg.types.string import TextBinaryLoader, TextLoader
@@ -28,17 +27,17 @@ def _text_element(text: str) -> bytes:
     return len(data).to_bytes(4, "big") + data
 
 
-class _Laid(dict[Any, bytes]):
+class _Laid(dict[Any, Any]):
     """How values are laid out as elements, by value: most come again and again, also from one batch to the next. When
     there are too many it begins anew.
     """
 
-    def __init__(self, lay_out: Callable[[Any], bytes], most: int) -> None:
+    def __init__(self, lay_out: Callable[[Any], Any], most: int) -> None:
         super().__init__()
         self._lay_out = lay_out
         self._most = most
 
-    def __missing__(self, value: object) -> bytes:
+    def __missing__(self, value: Any) -> Any:
         if len(self) >= self._most:
             self.clear()
         laid = self[value] = _NULL if value is None else self._lay_out(value)
@@ -47,6 +46,13 @@ class _Laid(dict[Any, bytes]):
     def join(self, values: Iterable[object]) -> bytes:
         """The elements of a column."""
         return b"".join(map(self.__getitem__, values))
+
+
+class _Read(_Laid):
+    """The same for what comes back: values by the bytes that they came in, which are a view until they are kept."""
+
+    def __missing__(self, view: Any) -> Any:
+        return super().__missing__(bytes(view))
 
 
 _INTS = _Laid(lambda v: struct.pack("!iq", 8, v), 10_000)
@@ -150,10 +156,13 @@ class Bools(Column):
         return b"".join(b"\0\0\0\1\1" if v else b"\0\0\0\1\0" for v in self)
 
 
-@lru_cache(maxsize=50_000)
 def _uuid_text(data: bytes) -> str:
     h = data.hex()
     return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
+
+
+def _time(data: bytes) -> datetime:
+    return _EPOCH + timedelta(microseconds=int.from_bytes(data, "big", signed=True))
 
 
 def _micros(value: datetime) -> int:
@@ -168,13 +177,35 @@ class _ColumnDumper(Dumper):
         return obj.encode()
 
 
-class _UuidLoader(Loader):
-    """Run and session ids are str everywhere in the server: they come from the wire and go back to it."""
+_UUID_TEXTS = _Read(_uuid_text, 50_000)
+_TIMES = _Read(_time, 10_000)
+
+
+class _TableLoader(Loader):
+    """Looks values up. The driver calls what ``load`` is: a method of a dict, with no frame of Python's in between."""
 
     format = Format.BINARY
+    table: ClassVar[_Read]
 
-    def load(self, data: Buffer) -> str:
-        return _uuid_text(bytes(data))
+    def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
+        super().__init__(oid, context)
+        self.load = self.table.__getitem__  # type: ignore[method-assign, assignment]  # see the class
+
+    def load(self, data: Buffer) -> Any:
+        """Replaced for each loader; the base class wants one."""
+        raise NotImplementedError
+
+
+class _UuidLoader(_TableLoader):
+    """Run and session ids are str everywhere in the server: they come from the wire and go back to it."""
+
+    table = _UUID_TEXTS
+
+
+class _TimeLoader(_TableLoader):
+    """In UTC, whatever the database's time zone is. The rows of a batch have few times."""
+
+    table = _TIMES
 
 
 class _TextUuidLoader(Loader):
@@ -183,13 +214,14 @@ class _TextUuidLoader(Loader):
 
 
 def register(connection: AsyncConnection[object]) -> None:
-    """Teach a connection these columns and the str form of uuid and json."""
+    """Teach a connection these columns, the str form of uuid and json, and times in UTC."""
     adapters = connection.adapters
     for column in (Ints, Texts, Names, Blobs, Uuids, Times, Bools):
         dumper = type(f"{column.__name__}Dumper", (_ColumnDumper,), {"oid": column.array_oid})
         adapters.register_dumper(column, dumper)
     adapters.register_loader("uuid", _UuidLoader)
     adapters.register_loader("uuid", _TextUuidLoader)
+    adapters.register_loader("timestamptz", _TimeLoader)
     # json columns come back as the text that was stored: nothing here looks into a payload.
     adapters.register_loader("json", TextBinaryLoader)
     adapters.register_loader("json", TextLoader)
