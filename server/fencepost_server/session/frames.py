@@ -38,6 +38,7 @@ Ref = tuple[str, int, int]
 """run_id, task_id, token."""
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_UUID_LENGTH = 36  # looked at first: texts of any length come in, and only those of this one are kept
 
 
 @lru_cache(maxsize=20_000)  # a run's id comes with each of its steps
@@ -48,7 +49,7 @@ def _is_uuid(text: str) -> bool:
 def ref_of(task: pb.TaskRef) -> Ref:
     """A well-formed reference. Raises InvalidFrame."""
     run_id, task_id, token = task.run_id, task.task_id, task.fencing_token
-    if len(run_id) != 36 or not _is_uuid(run_id) or task_id < 1 or token < 1:
+    if len(run_id) != _UUID_LENGTH or not _is_uuid(run_id) or task_id < 1 or token < 1:
         raise InvalidFrame("task: run_id must be a UUID in lower case, task_id and fencing_token positive")
     return (run_id, task_id, token)
 

@@ -2,7 +2,8 @@
 
 Hot statements take one array a column (``unnest``). A plain list would be sent as int2[], int4[] or int8[]
 depending on its values, and each mix of types is a prepared statement of its own; these classes fix the type,
-so there is one. They are sent in binary form, laid out here in few C calls rather than element by element.
+so there is one. They are sent in binary form, laid out here: integers, ids and names by a look into a table of those
+that came before. Ids and times that come back are read by such tables, too.
 """
 
 from __future__ import annotations
@@ -102,7 +103,9 @@ class Texts(Column):
 
 
 class Names(Texts):
-    """text[] of short texts that come again and again; elements str or None."""
+    """text[] of few short texts, which come again and again; elements str or None. (Of more than the table has room for
+    each would be laid out anew.)
+    """
 
     def elements(self) -> bytes:
         """See Column."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import datetime as dt
 import decimal
 import enum
 import json
 import math
+import pickle
 import uuid
 from typing import Any, NamedTuple, TypedDict
 
@@ -18,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fencepost import NotDecodable, NotEncodable, Value
-from fencepost.codec import NULL, codec_for, encode
+from fencepost.codec import NULL, codec_for, encode, json_value
 
 MORNING = dt.datetime(2026, 11, 29, 8, 30, tzinfo=dt.UTC)
 
@@ -138,6 +140,14 @@ def test_declared_classes_become_objects(value: object, text: object) -> None:
     payload = encode(value)
     assert payload.json is not None
     assert json.loads(payload.json) == text
+
+
+def test_a_value_of_json_is_that_of_the_constructor() -> None:
+    made = json_value("1")
+    assert (made, repr(made)) == (Value(json="1"), repr(Value(json="1")))
+    assert pickle.loads(pickle.dumps(made)) == copy.deepcopy(made) == dataclasses.replace(made) == made
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.json = "2"  # type: ignore[misc]  # the point
 
 
 def test_none_is_the_empty_payload() -> None:

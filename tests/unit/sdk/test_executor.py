@@ -10,6 +10,7 @@ import math
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -251,6 +252,10 @@ async def test_a_batch_costs_one_delivery(harness: Harness) -> None:
     assert harness.deliveries < 20
 
 
+def running(lease: Lease) -> bool:
+    return lease.runner is not None
+
+
 async def test_a_cancelled_async_step_is_interrupted(harness: Harness) -> None:
     seen: list[str] = []
 
@@ -261,14 +266,17 @@ async def test_a_cancelled_async_step_is_interrupted(harness: Harness) -> None:
             seen.append(f"{ctx.cancelled} {ctx.cancel_reason}")
             raise
 
-    lease = lease_of(step("a")(wait))
-    harness.executor.submit([lease])
-    await eventually(lambda: lease.runner is not None)
-    lease.cancel_reason = CancelReason.LEASE_LOST
-    assert harness.executor.cancel([lease]) == []
-    (outcome,) = await harness.outcomes(lease)
-    assert (outcome.code, outcome.kind) == ("StepCancelled", FailureKind.OPERATIONAL)
-    assert seen == ["True LEASE_LOST"]
+    handler = step("a")(wait)
+    for number in (1, 2):  # the second time it has a task of its own
+        lease = lease_of(handler, run=number)
+        harness.results.clear()
+        harness.executor.submit([lease])
+        await eventually(partial(running, lease))
+        lease.cancel_reason = CancelReason.LEASE_LOST
+        assert harness.executor.cancel([lease]) == []
+        (outcome,) = await harness.outcomes(lease)
+        assert (outcome.code, outcome.kind) == ("StepCancelled", FailureKind.OPERATIONAL)
+        assert seen == ["True LEASE_LOST"] * number
 
 
 async def test_a_cancelled_sync_step_is_told(harness: Harness) -> None:
@@ -336,10 +344,16 @@ async def test_steps_do_not_share_context_variables(harness: Harness) -> None:
         variable.set(variable.get() + 1)
         return variable.get()
 
+    async def wait() -> int:
+        await asyncio.sleep(0)
+        return count()
+
+    variable.set(10)  # of the session, which is none of theirs
+    waiting = step("waiting")(wait)
     for _ in range(3):
         harness.results.clear()
-        outcomes = await harness.run(*both(count))
-        assert [outcome.output.json for outcome in outcomes] == ["1", "1"]
+        outcomes = await harness.run(*both(count), waiting, waiting)
+        assert [outcome.output.json for outcome in outcomes] == ["1"] * 4
 
 
 async def test_async_steps_that_wait_for_nothing_are_run_by_one_task(harness: Harness) -> None:
@@ -380,11 +394,16 @@ async def test_steps_that_wait_hold_up_no_other_and_begin_in_one_turn_the_next_t
     harness.executor.submit(second)
     await eventually(lambda: len(turns) == 53)
     assert len(set(turns[3:])) == 1
+    new: Step[..., Any] = step("new")(waits)
+    third = [lease_of(new, run=number) for number in range(60, 110)]
+    harness.executor.submit(third)
+    await eventually(lambda: len(turns) == 103)
+    assert len(set(turns[53:])) == 2  # that of the first, and that of all others
     harness.users_loop.call_soon_threadsafe(go.set)
-    await harness.outcomes(*first, *second)
+    await harness.outcomes(*first, *second, *third)
 
 
-async def test_what_a_step_does_to_its_task_does_not_reach_the_next(harness: Harness) -> None:
+async def test_a_step_that_cancels_its_task_does_not_cancel_the_next(harness: Harness) -> None:
     async def careless() -> str:
         task = asyncio.current_task()
         assert task is not None
@@ -493,13 +512,22 @@ async def test_undo_handlers_run_like_steps(harness: Harness) -> None:
     assert [outcome.output.json for outcome in outcomes] == ['"1 x"', '"1 x UNDO"']
 
 
-async def test_a_step_that_is_cancelled_before_its_first_line_has_a_result_and_does_not_begin(harness: Harness) -> None:
+@pytest.mark.parametrize("alone", [False, True], ids=["in the shared task", "in one of its own"])
+async def test_a_step_that_is_cancelled_before_its_first_line_has_a_result_and_does_not_begin(
+    harness: Harness, alone: bool
+) -> None:
     ran: list[int] = []
 
     async def run() -> None:
+        await asyncio.sleep(0)
         ran.append(1)
 
-    lease = lease_of(step("a")(run))
+    handler = step("a")(run)
+    if alone:
+        await harness.run(handler)
+        harness.results.clear()
+        ran.clear()
+    lease = lease_of(handler)
 
     def factory(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
         """The session's thread cancels the step in the moment in which it is begun."""
@@ -512,6 +540,28 @@ async def test_a_step_that_is_cancelled_before_its_first_line_has_a_result_and_d
     (outcome,) = await harness.outcomes(lease)
     assert (outcome.code, ran) == ("StepCancelled", [])
     await eventually(lambda: not harness.executor._tasks)
+
+
+async def test_a_task_factory_that_raises_holds_steps_up_no_longer_than_it_does(harness: Harness) -> None:
+    raised = threading.Event()
+
+    def factory(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        if not raised.is_set():
+            raised.set()
+            work.close()
+            raise RuntimeError("this is the first")
+        return asyncio.Task(work, loop=loop, **options)
+
+    async def nothing_else() -> None: ...
+
+    harness.users_loop.set_exception_handler(lambda _loop, _context: None)
+    harness.users_loop.call_soon_threadsafe(harness.users_loop.set_task_factory, factory)
+    handler = step("a")(nothing_else)
+    leases = [lease_of(handler, run=number) for number in (1, 2)]
+    harness.executor.submit(leases[:1])
+    await eventually(raised.is_set)
+    harness.executor.submit(leases[1:])
+    assert all(isinstance(outcome, Completed) for outcome in await harness.outcomes(*leases))
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()], ids=repr)

@@ -81,7 +81,7 @@ class Value:
 
 NULL = Value()
 PLAIN_TYPES = frozenset({dict, list, str, int, float, bool})
-"""Of nearly all values that are made payloads of: the look at them can be a short one."""
+"""The types of nearly all values; none of them is awaitable, so nobody needs to look further."""
 
 _set_json, _set_binary, _set_metadata = (
     cast("Callable[[Value, object], None]", getattr(Value, name).__set__) for name in ("json", "binary", "metadata")

@@ -3,9 +3,8 @@
 The session's thread submits leases in batches and gets results in batches: one wake-up of the users' loop for
 all the tasks of a frame, one of the session's loop for all that ended meanwhile. Async handlers are begun one after the
 other by one task, as long as they end without waiting; one that waits keeps it, and has one of its own from then on.
-Whatever a handler does
-(block, raise SystemExit, ignore its cancellation, end after its lease was lost) ends in exactly one `Result`
-for each lease that was begun, and in none for one that was taken back.
+Whatever a handler does (block, raise SystemExit, ignore its cancellation, end after its lease was lost) ends in exactly
+one `Result` for each lease that was begun, and in none for one that was taken back.
 
 Threads are daemons of our own and not a ThreadPoolExecutor's, which waits for its threads when the
 interpreter exits: a handler that never returns must not keep a worker alive past its drain.
@@ -76,8 +75,8 @@ class Executor:
         self._closed = False
         self._ready: deque[Lease] = deque()
         self._beginning = False
-        # Handlers that had to wait once. The next time they have a task from the first: one that is kept by what waits
-        # lets the others begin in the next turn of the loop only.
+        # Those of the worker's handlers that had to wait once. From then on their steps have tasks of their own: one
+        # that is kept by a step that waits lets the others begin in the next turn of the loop only.
         self._waiters: set[Step[..., Any]] = set()
         # The loop itself keeps only weak references to its tasks.
         self._tasks: set[asyncio.Task[None]] = set()
@@ -158,9 +157,13 @@ class Executor:
             leases = [lease for lease in leases if not lease.withdrawn]
             for lease in leases:
                 lease.begun = True
+        self._start(leases)
+
+    def _start(self, leases: Iterable[Lease]) -> None:
         for lease in leases:
             if lease.step in self._waiters:
-                self._create_task(self._run_alone(lease))
+                # An empty context, as the others have.
+                contextvars.Context().run(self._create_task, self._run_alone(lease))
             else:
                 self._ready.append(lease)
         if self._ready and not self._beginning:
@@ -174,15 +177,20 @@ class Executor:
     def _begin_ready(self) -> None:
         """Let a new task begin what is ready, and look after it when it has had its first turn."""
         self._beginning = True
-        self._create_task(self._run_ready())
+        try:
+            self._create_task(self._run_ready())
+        except BaseException:
+            self._beginning = False  # a task factory of the user's has raised: the next time it may not
+            raise
         self._users_loop.call_soon(self._look_after)
 
     def _look_after(self) -> None:
-        if self._ready:
-            # The task waits in one of them.
-            self._begin_ready()
-        else:
-            self._beginning = False
+        # What is left is there because the task waits in a step, or was cancelled by one, or before it began. The
+        # handler that waits is known by now, so that its other steps do not wait for one another.
+        leases = list(self._ready)
+        self._ready.clear()
+        self._beginning = False
+        self._start(leases)
 
     def _cancel_async(self, leases: Sequence[Lease]) -> None:
         for lease in leases:

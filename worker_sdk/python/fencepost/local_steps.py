@@ -243,14 +243,18 @@ class LocalSteps:
 
     def _pump(self) -> None:
         """Let a new task run what is ready, and look after it when it has had its first turn."""
-        task = self._loop.create_task(self._run_ready())
+        try:
+            task = self._loop.create_task(self._run_ready())
+        except BaseException:
+            self._pump_planned = False  # a task factory of the user's has raised: the next time it may not
+            raise
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         self._loop.call_soon(self._look_after)
 
     def _look_after(self) -> None:
         if self._ready:
-            # The task waits in one of them.
+            # The task waits in one of them, or was cancelled by one, or before it began.
             self._pump()
             return
         self._pump_planned = False
