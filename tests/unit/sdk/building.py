@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,6 +21,12 @@ OK = pb.ITEM_OUTCOME_OK
 LEASE_LOST = pb.ITEM_OUTCOME_LEASE_LOST
 ALREADY_DONE = pb.ITEM_OUTCOME_ALREADY_DONE
 REFUSED = pb.ITEM_OUTCOME_REFUSED
+
+
+def this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 @step("s")

@@ -8,7 +8,8 @@ import gc
 import logging
 import math
 import threading
-from collections.abc import AsyncIterator, Callable
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,7 +36,7 @@ from fencepost.executor import Executor, Result
 from fencepost.failure import Completed, Failed, Released
 from fencepost.lease import Lease
 from tests.fixtures.waiting import eventually
-from tests.unit.sdk.building import lease_of, plain
+from tests.unit.sdk.building import lease_of, plain, this_task
 from tests.unit.sdk.threads import no_thread_starts
 
 
@@ -84,6 +85,13 @@ async def harness() -> AsyncIterator[Harness]:
     made = Harness(threads=4)
     yield made
     made.close()
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @step("nothing")
@@ -360,7 +368,7 @@ async def test_async_steps_that_wait_for_nothing_are_run_by_one_task(harness: Ha
     tasks = set()
 
     async def quick(number: int) -> int:
-        tasks.add(asyncio.current_task())
+        tasks.add(this_task().get_name())
         return number
 
     handler = step("a")(quick)
@@ -405,9 +413,7 @@ async def test_steps_that_wait_hold_up_no_other_and_begin_in_one_turn_the_next_t
 
 async def test_a_step_that_cancels_its_task_does_not_cancel_the_next(harness: Harness) -> None:
     async def careless() -> str:
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
+        this_task().cancel()
         return "careless"
 
     async def careful() -> str:
@@ -428,6 +434,69 @@ async def test_a_step_that_cancels_its_task_does_not_cancel_the_next(harness: Ha
         outcomes = await harness.run(*(handlers[name] for name in names))
         assert [outcome.output.json for outcome in outcomes] == [f'"{name}"' for name in names]
     await eventually(lambda: not harness.executor._tasks)
+
+
+async def cancel_and_take_back() -> None:
+    this_task().cancel()
+    this_task().uncancel()
+
+
+async def cancel_later() -> None:
+    asyncio.get_running_loop().call_later(0.01, this_task().cancel)
+
+
+async def leave_a_timeout_open() -> None:
+    class Stream:
+        """A cycle: closed when the collector comes by, and not before."""
+
+        def __init__(self) -> None:
+            self.me = self
+            self.numbers = self.count()
+
+        async def count(self) -> AsyncIterator[int]:
+            async with asyncio.timeout(0.01):
+                yield 1
+
+    async for _ in Stream().numbers:
+        return
+
+
+@pytest.mark.parametrize("leave", [cancel_and_take_back, cancel_later, leave_a_timeout_open])
+async def test_what_a_step_leaves_on_its_task_does_not_reach_the_next(
+    harness: Harness, leave: Callable[[], Awaitable[None]], without_collector: None
+) -> None:
+    async def innocent() -> str:
+        await asyncio.sleep(0.1)
+        return "innocent"
+
+    handlers = [step("leaves")(leave), step("innocent")(innocent)]
+    assert [outcome.output.json for outcome in await harness.run(*handlers)] == [None, '"innocent"']
+
+
+async def test_what_is_kept_for_a_task_is_not_found_by_another_step(harness: Harness) -> None:
+    kept: weakref.WeakKeyDictionary[asyncio.Task[Any], list[int]] = weakref.WeakKeyDictionary()
+
+    async def keep(number: int) -> list[int]:
+        mine = kept.setdefault(this_task(), [])
+        mine.append(number)
+        return mine
+
+    leases = [lease_of(step("a")(keep), run=number, input=Value(json=str(number))) for number in range(3)]
+    harness.executor.submit(leases)
+    assert [outcome.output.json for outcome in await harness.outcomes(*leases)] == ["[0]", "[1]", "[2]"]
+
+
+async def test_what_a_step_has_waited_for_is_not_kept(harness: Harness) -> None:
+    class Large: ...
+
+    async def wait() -> bool:
+        large = await asyncio.to_thread(Large)
+        known = weakref.ref(large)
+        del large
+        await asyncio.sleep(0)
+        return known() is None
+
+    assert [outcome.output.json for outcome in await harness.run(step("a")(wait))] == ["true"]
 
 
 async def test_running_steps_are_not_collected(harness: Harness) -> None:

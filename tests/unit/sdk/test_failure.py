@@ -152,13 +152,14 @@ def test_texts_are_cut_by_code_points_and_cleaned() -> None:
     assert len(failed(PermanentError("x", code="c" * 999), LIMIT).code) == MAX_CODE
 
 
-def test_an_error_whose_text_can_not_be_had_is_recorded_all_the_same() -> None:
+@pytest.mark.parametrize("fault", [RuntimeError("no"), SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_an_error_whose_text_can_not_be_had_is_recorded_all_the_same(fault: BaseException) -> None:
     class Mute(Exception):
         def __str__(self) -> str:
-            raise RuntimeError("no")
+            raise fault
 
     failure = failed(Mute(), LIMIT)
-    assert (failure.code, failure.message) == ("Mute", "(its text can't be had: RuntimeError)")
+    assert (failure.code, failure.message) == ("Mute", f"(its text can't be had: {type(fault).__name__})")
 
 
 def test_an_error_without_a_text_is_named_by_its_class() -> None:

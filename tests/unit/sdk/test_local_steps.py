@@ -19,6 +19,7 @@ from fencepost.local_steps import LocalSteps, Underway
 from fencepost.ops import Call, LocalCall
 from fencepost.run_cache import RunEntry
 from tests.fixtures.waiting import eventually
+from tests.unit.sdk.building import this_task
 from tests.unit.sdk.threads import no_thread_starts
 
 ONCE = Retry(max_attempts=1)
@@ -82,7 +83,7 @@ async def test_steps_that_wait_for_nothing_are_run_by_one_task_and_settled_toget
     tasks = set()
 
     async def quick(number: int) -> int:
-        tasks.add(asyncio.current_task())
+        tasks.add(this_task().get_name())
         return number
 
     bench.steps.begin([bench.make(quick, number) for number in range(100)])
@@ -129,9 +130,7 @@ async def test_a_step_sees_a_task_of_its_own_and_asyncios_timeouts_work_in_it(be
 async def test_what_a_step_does_to_its_task_and_context_does_not_reach_the_next(bench: Bench) -> None:
     async def careless() -> str:
         variable.set("set")
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
+        this_task().cancel()
         return variable.get()
 
     async def careful() -> str:
@@ -142,6 +141,18 @@ async def test_what_a_step_does_to_its_task_and_context_does_not_reach_the_next(
     bench.steps.begin([bench.make(function) for function in (careless, careful, careless, careful)])
     found = sorted(output(result) or "" for result in await bench.all_ended(4))
     assert found == ['"set"', '"set"', '"unset"', '"unset"']
+
+
+async def test_what_a_step_leaves_on_its_task_does_not_reach_the_next(bench: Bench) -> None:
+    async def careless() -> None:
+        asyncio.get_running_loop().call_later(0.01, this_task().cancel)
+
+    async def innocent() -> str:
+        await asyncio.sleep(0.1)
+        return "innocent"
+
+    bench.steps.begin([bench.make(careless), bench.make(innocent)])
+    assert [output(result) for result in await bench.all_ended(2)] == [None, '"innocent"']
 
 
 async def test_a_context_is_kept_over_what_a_step_waits_for(bench: Bench) -> None:

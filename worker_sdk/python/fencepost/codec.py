@@ -356,6 +356,6 @@ def _name(declared_type: Any) -> str:
 def _first_line(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - __str__ is the user's too; the class's name is enough
+    except BaseException:  # noqa: BLE001 - __str__ is the user's too; the class's name is enough
         text = ""
     return text or type(error).__name__

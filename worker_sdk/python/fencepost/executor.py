@@ -36,7 +36,7 @@ from fencepost.failure import (
 )
 from fencepost.lease import Lease, cancellations
 from fencepost.models import FailureKind
-from fencepost.rest import Rest
+from fencepost.rest import Rest, marks
 from fencepost.sdk_log import SdkLog
 
 if TYPE_CHECKING:
@@ -201,6 +201,7 @@ class Executor:
         """Run what is ready, until something has to wait; that is run to its end, and then nothing more."""
         task = asyncio.current_task()
         assert task is not None
+        before = marks(task)
         while self._ready:
             lease = self._ready.popleft()
             context = contextvars.Context()
@@ -212,12 +213,14 @@ class Executor:
             else:
                 self._waiters.add(lease.step)
                 lease.runner = task
-                outcome = await Rest(attempt, context, waits_for)
+                rest = Rest(attempt, context, waits_for)
+                del attempt, waits_for
+                outcome = await rest
                 lease.runner = None
                 self._ended(lease, outcome)
                 return
-            if task.cancelling():
-                # The step has cancelled the task that it ran in: that must not reach the next one.
+            if marks(task) != before:
+                # It has left something that must not reach the next one.
                 return
 
     async def _run_alone(self, lease: Lease) -> None:

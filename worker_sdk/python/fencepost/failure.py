@@ -147,7 +147,7 @@ def text_of(error: BaseException) -> str:
     """The error's own text, whatever its class does when asked for it."""
     try:
         return str(error)
-    except Exception as fault:  # noqa: BLE001 - __str__ is the user's code; it must not hide the error
+    except BaseException as fault:  # noqa: BLE001 - __str__ is the user's code; it must not hide the error
         return f"(its text can't be had: {type(fault).__name__})"
 
 

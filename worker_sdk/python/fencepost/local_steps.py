@@ -28,7 +28,7 @@ from fencepost.errors import NotEncodable
 from fencepost.failure import ATTEMPT_TIMEOUT, Completed, Failed, clean, failed, not_recordable, stopped
 from fencepost.lease import CancelReason, Lease, cancellations
 from fencepost.models import Failure, FailureKind
-from fencepost.rest import Rest
+from fencepost.rest import Rest, marks
 from fencepost.sdk_log import SdkLog
 
 if TYPE_CHECKING:
@@ -265,6 +265,7 @@ class LocalSteps:
         task = asyncio.current_task()
         assert task is not None
         ready = self._ready
+        before = marks(task)
         while ready:
             step = ready.popleft()
             if step.entry is None:
@@ -284,11 +285,13 @@ class LocalSteps:
             except BaseException as error:  # noqa: BLE001 - SystemExit and the like are the step's own failure
                 result = _failed(step, error)
             else:
-                await self._wait(step, attempt, task, Rest(coroutine, context, waits_for))
+                rest = Rest(coroutine, context, waits_for)
+                del coroutine, waits_for
+                await self._wait(step, attempt, task, rest)
                 return
             self._attempt_ended(step, attempt, result)
-            if task.cancelling():
-                # The step has cancelled the task that it ran in: that must not reach the next one.
+            if marks(task) != before:
+                # It has left something that must not reach the next one.
                 return
 
     async def _wait(self, step: Underway, attempt: int, task: asyncio.Task[None], rest: Rest[Any]) -> None:
