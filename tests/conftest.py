@@ -18,6 +18,7 @@ for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 pytest_plugins = [
+    "tests.fixtures.collecting",
     "tests.fixtures.hygiene",
     "tests.fixtures.databases",
     "tests.fixtures.pooler",

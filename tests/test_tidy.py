@@ -51,7 +51,7 @@ SLEEPERS = {
     "tests/unit/sdk/random_programs.py": "workflows, whose sleeps are timers",
     "tests/unit/sdk/test_code_*.py": "workflows, whose sleeps are timers",
     "tests/unit/sdk/test_deterministic_*.py": "code whose loop has a clock of its own: no time passes",
-    "tests/unit/sdk/test_executor.py": "steps that hang until they are cancelled",
+    "tests/unit/sdk/test_executor*.py": "steps that hang until they are cancelled",
     "tests/unit/sdk/test_local_steps.py": "functions that take time, or hang until they are cancelled",
 }
 CLOCK_OF_ITS_OWN = "tests/unit/sdk/test_deterministic_*.py"

@@ -6,10 +6,7 @@ Rows 43 and 15 of the field failures.
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
-import threading
-from collections.abc import Iterator
 from typing import LiteralString
 
 import pytest
@@ -67,24 +64,6 @@ async def test_a_thousand_evicted_runs_issue_nothing_from_what_their_functions_d
     assert (stats["failed"], stats["lost"]) == (0, 0)
     for complaint in ("was destroyed", "never awaited", "never retrieved", "Exception ignored", "Traceback"):
         assert complaint not in worker.logs
-
-
-@pytest.fixture
-def busy_collector() -> Iterator[None]:
-    """Garbage is collected every 10 ms in this process, where the server is; what was there before is left alone."""
-    ended = threading.Event()
-    gc.freeze()
-
-    def collect() -> None:
-        while not ended.wait(0.01):
-            gc.collect()
-
-    collector = threading.Thread(target=collect, name="collects")
-    collector.start()
-    yield
-    ended.set()
-    collector.join()
-    gc.unfreeze()
 
 
 @pytest.mark.usefixtures("busy_collector")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import gc
 import threading
 from typing import Any
 
@@ -94,23 +93,12 @@ async def test_remote_steps_timers_signals_and_children_bring_a_run_on(server: I
         assert await handle.result(timeout=30) == [6, 4, 7, 10 + 6 + 105]
 
 
+@pytest.mark.usefixtures("busy_collector")
 async def test_many_runs_go_on_at_once_under_a_busy_collector(server: InProcessServer) -> None:
     worker = Worker(server.grpc_address, workflows=[counting], workflow_slots=7)
-    ended = threading.Event()
-
-    def collect() -> None:
-        while not ended.wait(0.01):
-            gc.collect()
-
-    collector = threading.Thread(target=collect)
-    collector.start()
-    try:
-        async with running(worker), AsyncClient(server.grpc_address) as client:
-            handles = [await start(client, counting, number) for number in range(40)]
-            outputs = [await handle.result(timeout=60) for handle in handles]
-    finally:
-        ended.set()
-        collector.join()
+    async with running(worker), AsyncClient(server.grpc_address) as client:
+        handles = [await start(client, counting, number) for number in range(40)]
+        outputs = [await handle.result(timeout=60) for handle in handles]
     assert outputs == [(4 * n + 6) + (2 * n + 4) + (2 * n + 103) for n in range(40)]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
 import threading
 import time
@@ -286,20 +285,9 @@ async def test_blocked_handlers_do_not_silence_heartbeats(in_process_server: Cal
     assert run.worker.stats().lost == 0
 
 
+@pytest.mark.usefixtures("busy_collector")
 async def test_many_runs_complete_while_garbage_is_collected_all_the_time(server: InProcessServer) -> None:
-    ended = threading.Event()
-
-    def collect() -> None:
-        while not ended.wait(0.01):
-            gc.collect()
-
-    collector = threading.Thread(target=collect)
-    collector.start()
-    try:
-        await complete(server, 60)
-    finally:
-        ended.set()
-        collector.join()
+    await complete(server, 60)
 
 
 async def complete(server: InProcessServer, runs: int) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import LiteralString
 
@@ -47,13 +46,6 @@ async def database(dsn: str) -> AsyncIterator[Database]:
     await database.open()
     yield database
     await database.close()
-
-
-@pytest.fixture
-def without_collector() -> Iterator[None]:
-    gc.disable()
-    yield
-    gc.enable()
 
 
 async def test_a_transaction_commits_at_the_end_of_its_block_and_rolls_back_on_an_error(

@@ -1,13 +1,15 @@
-"""A client and the test that is its server."""
+"""A client and the test that is its server; an executor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import pytest_asyncio
 
 from fencepost import Client
 from tests.unit.sdk.answering import Server
+from tests.unit.sdk.executing import Harness
 from tests.unit.sdk.replaying import replays
 
 
@@ -29,3 +31,10 @@ def _evicted() -> Iterator[None]:
 @pytest.fixture
 def client(server: Server) -> Client:
     return Client(channel=server.channel, namespace="shop", timeout=2.0)
+
+
+@pytest_asyncio.fixture
+async def harness() -> AsyncIterator[Harness]:
+    made = Harness(threads=4)
+    yield made
+    made.close()
