@@ -156,14 +156,25 @@ async def test_what_a_step_leaves_on_its_task_does_not_reach_the_next(
 async def test_what_is_kept_for_a_task_is_not_found_by_another_step(harness: Harness) -> None:
     kept: weakref.WeakKeyDictionary[asyncio.Task[Any], list[int]] = weakref.WeakKeyDictionary()
 
+    turn, turns = 0, set()
+
+    def count() -> None:
+        nonlocal turn
+        turn += 1
+        harness.users_loop.call_soon(count)
+
     async def keep(number: int) -> list[int]:
+        turns.add(turn)
         mine = kept.setdefault(this_task(), [])
         mine.append(number)
         return mine
 
-    leases = [lease_of(step("a")(keep), run=number, input=Value(json=str(number))) for number in range(3)]
+    handler = step("a")(keep)
+    leases = [lease_of(handler, run=number, input=Value(json=str(number))) for number in range(50)]
+    harness.users_loop.call_soon_threadsafe(count)
     harness.executor.submit(leases)
-    assert [outcome.output.json for outcome in await harness.outcomes(*leases)] == ["[0]", "[1]", "[2]"]
+    assert [outcome.output.json for outcome in await harness.outcomes(*leases)] == [f"[{n}]" for n in range(50)]
+    assert len(turns) == 2  # that of the first, and that of all others
 
 
 async def test_what_a_step_has_waited_for_is_not_kept(harness: Harness) -> None:

@@ -75,9 +75,9 @@ class Executor:
         self._closed = False
         self._ready: deque[Lease] = deque()
         self._beginning = False
-        # Those of the worker's handlers that had to wait once. From then on their steps have tasks of their own: one
-        # that is kept by a step that waits lets the others begin in the next turn of the loop only.
-        self._waiters: set[Step[..., Any]] = set()
+        # Those of the worker's handlers that had to wait once, or left something on the task. From then on their steps
+        # have tasks of their own: what is left for another task begins in the next turn of the loop only.
+        self._alone: set[Step[..., Any]] = set()
         # The loop itself keeps only weak references to its tasks.
         self._tasks: set[asyncio.Task[None]] = set()
         self._queue: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
@@ -161,7 +161,7 @@ class Executor:
 
     def _start(self, leases: Iterable[Lease]) -> None:
         for lease in leases:
-            if lease.step in self._waiters:
+            if lease.step in self._alone:
                 # An empty context, as the others have.
                 contextvars.Context().run(self._create_task, self._run_alone(lease))
             else:
@@ -186,7 +186,7 @@ class Executor:
 
     def _look_after(self) -> None:
         # What is left is there because the task waits in a step, or was cancelled by one, or before it began. The
-        # handler that waits is known by now, so that its other steps do not wait for one another.
+        # handler that brought it about is known by now, so that its other steps do not wait for one another.
         leases = list(self._ready)
         self._ready.clear()
         self._beginning = False
@@ -211,7 +211,7 @@ class Executor:
             except StopIteration as end:
                 self._ended(lease, end.value)
             else:
-                self._waiters.add(lease.step)
+                self._alone.add(lease.step)
                 lease.runner = task
                 rest = Rest(attempt, context, waits_for)
                 del attempt, waits_for
@@ -221,6 +221,7 @@ class Executor:
                 return
             if marks(task) != before:
                 # It has left something that must not reach the next one.
+                self._alone.add(lease.step)
                 return
 
     async def _run_alone(self, lease: Lease) -> None:
