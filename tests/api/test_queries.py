@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.duration_pb2 import Duration
 
 from fencepost.v1 import run_pb2, run_service_pb2
 from fencepost.v1 import worker_service_pb2 as pb
@@ -50,7 +49,7 @@ class Asking:
         """Begin to ask."""
         request = run_service_pb2.QueryRunRequest(run_id=run_id, name=name, **fields)
         if timeout is not None:
-            request.timeout.CopyFrom(Duration(nanos=round(timeout * 1e9)))
+            request.timeout.FromMicroseconds(round(timeout * 1e6))
 
         async def call() -> Payload:
             return (await self.api.runs.QueryRun(request, timeout=DEADLINE)).output
@@ -152,8 +151,8 @@ async def test_a_worker_that_does_not_answer_is_not_waited_for_for_ever(asking: 
     worker = await asking.worker()
     run_id = (await asking.api.start("code")).run_id
     with refused("QUERY_FAILED", grpc.StatusCode.FAILED_PRECONDITION) as caught:
-        await asking.ask(run_id, timeout=0.2)
-    assert "no worker has answered in 0.2 s" in caught.error.message
+        await asking.ask(run_id, timeout=1.5)
+    assert "no worker has answered in 1.5 s" in caught.error.message
     await worker.answer(await worker.next(pb.Query))  # too late, and no fault of its
 
 
@@ -206,7 +205,8 @@ async def test_a_question_that_nobody_waits_for_any_more_is_taken_away(asking: A
     worker = await asking.worker(second)
     run_id = (await asking.api.start("code")).run_id
     with refused("QUERY_FAILED", grpc.StatusCode.FAILED_PRECONDITION):
-        await asking.ask(run_id, timeout=0.3)
+        # Long enough that the other server comes to it, however busy the machine is: it may be asked, not answered.
+        await asking.ask(run_id, timeout=3.0)
     await worker.next(pb.Query)
 
     async def gone() -> bool:

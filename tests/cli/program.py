@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import pty
@@ -17,6 +18,7 @@ from tests.fixtures.processes import environment
 
 PROGRAM = Path(sys.executable).with_name("fencepost")
 TIMEOUT = 30.0
+_PRESSES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Program:
         self, *arguments: str, columns: int = 120, typed: str = "", interrupted_at: str = ""
     ) -> Result:
         """Run a command on a terminal to its end; what it writes is all in ``out``, as is what was ``typed``. It gets
-        a SIGINT, as by Ctrl-C, when it has written ``interrupted_at``.
+        a SIGINT, as by Ctrl-C, when it has written ``interrupted_at``, and another one as long as it takes no notice.
         """
         controller, terminal = pty.openpty()
         process = await asyncio.create_subprocess_exec(
@@ -104,7 +106,7 @@ class Program:
             written = ""
             if interrupted_at:
                 written = await asyncio.wait_for(asyncio.to_thread(_read, controller, interrupted_at), TIMEOUT)
-                process.send_signal(signal.SIGINT)
+                await _interrupt(process)
             written += await asyncio.wait_for(asyncio.to_thread(_read, controller), TIMEOUT)
             return Result(await asyncio.wait_for(process.wait(), TIMEOUT), written, "")
         finally:
@@ -112,6 +114,17 @@ class Program:
                 process.kill()
                 await process.wait()
             os.close(controller)
+
+
+async def _interrupt(process: asyncio.subprocess.Process) -> None:
+    """Press Ctrl-C until the process has ended. Python looks at a signal that comes in the very moment before it begins
+    to read from the terminal only after it has read something, so that one may not be enough.
+    """
+    for _ in range(_PRESSES):
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), TIMEOUT / _PRESSES)
+            return
 
 
 def _read(descriptor: int, until: str = "") -> str:
