@@ -224,6 +224,7 @@ async def test_a_corrective_failure_is_tried_again_at_once_with_its_feedback(ben
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_an_attempt_that_takes_too_long_is_failed_and_told_to_stop(bench: Bench, is_async: bool) -> None:
     reasons: list[object] = []
+    begun = threading.Event()
 
     async def hangs(ctx: StepContext) -> None:
         try:
@@ -232,15 +233,39 @@ async def test_an_attempt_that_takes_too_long_is_failed_and_told_to_stop(bench: 
             reasons.append(ctx.cancel_reason)
 
     def blocks(ctx: StepContext) -> None:
+        begun.set()
         end = time.monotonic() + 30
         while not ctx.cancelled and time.monotonic() < end:
             time.sleep(0.001)
         reasons.append(ctx.cancel_reason)
 
     bench.begin(hangs if is_async else blocks, timeout=0.02)
+    if not is_async:
+        assert begun.wait(30)  # this holds the loop up, whose timer would not wait for a thread that is slow to begin
     assert failure((await bench.all_ended(1))[0]) == (FailureKind.OPERATIONAL, "ATTEMPT_TIMEOUT")
     await eventually(lambda: reasons == [CancelReason.ATTEMPT_TIMEOUT])
     assert len(bench.ended) == 1, "what it still does is nobody's"
+
+
+async def test_an_attempt_whose_thread_is_slow_to_begin_is_told_to_stop_too(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    late = threading.Event()
+    bind = LocalCall.bind
+
+    def late_bind(self: LocalCall, attempt: int = 1) -> Any:
+        assert late.wait(30)
+        return bind(self, attempt)
+
+    def blocks(ctx: StepContext) -> None:
+        told.append(ctx.wait_cancelled(10))
+
+    monkeypatch.setattr(LocalCall, "bind", late_bind)
+    asyncio.get_running_loop().call_later(0.1, late.set)
+    bench.begin(blocks, timeout=0.01)
+    await bench.all_ended(1)
+    await eventually(lambda: told == [True])
 
 
 async def test_a_step_that_was_dropped_is_stopped_and_has_no_end(bench: Bench) -> None:

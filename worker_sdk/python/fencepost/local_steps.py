@@ -365,13 +365,14 @@ class LocalSteps:
         attempt = step.attempt
         step.running = True
         timeout = step.call.timeout
-        if timeout is not None:
-            self._call_loop(self._watch, step, attempt, timeout)
         result: Completed | Failed
         try:
             if step.reason is not None:
                 raise asyncio.CancelledError
             arguments, keywords = self._arguments(step)
+            if timeout is not None:
+                # Not before the attempt has its context: who fails it tells that to stop, and may begin the next one.
+                self._call_loop(self._watch, step, attempt, timeout)
             output = step.call.function(*arguments, **keywords)
         except BaseException as error:  # noqa: BLE001 - as in _run_ready
             result = _failed(step, error)

@@ -110,13 +110,15 @@ class Watchdog:
             if self._began != began:
                 return
             self._interrupts += 1
+            # Before the exception, after which the thread is elsewhere.
+            where = self._where() if self._interrupts == 1 else ""
             _raise_in_thread(ctypes.c_ulong(self._thread), ctypes.py_object(TurnInterrupted))
         if self._interrupts == 1:
             logger.error(
                 "%s does not come to a wait: its turn is interrupted after %.1f s, at\n%s",
                 self._subject,
                 lasted,
-                self._where(),
+                where,
             )
         elif lasted >= ALARM_AFTER * (self._alarms + 1):
             self._alarms += 1
