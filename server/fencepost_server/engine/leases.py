@@ -16,6 +16,7 @@ from fencepost_server.store.connection import Database
 from fencepost_server.store.tasks import Expired, Lease, Ref
 
 _SKIPPED_PAUSE = 0.05
+_ADOPT_PAUSES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 _MAX_PAGES = 40
 _MAX_LEASES = 100_000
 _MAX_CLOSING, _MAX_TRIES = 1000, 100
@@ -162,13 +163,13 @@ async def adopt(database: Database, row: SessionRow, previous: Sequence[str], he
     """Move a process's held leases to its new session; what its previous sessions had and it does not hold was
     never received.
 
-    ``previous`` are sessions of the same process (checked by the caller). A lease that a batch holds just now
-    is tried again for a moment; then it counts as lost to the worker's view, while its outcome, if one is under
-    way, still counts by its token.
+    ``previous`` are sessions of the same process (checked by the caller). A lease that a transaction holds just now is
+    tried again for about three seconds, a third of the time that a worker waits for its Welcome. Then the worker takes
+    it for lost, while its outcome, if one is under way, still counts by its token.
     """
     adopted = Adopted()
     rest = list(held)
-    for pause in (0.0, 0.02, 0.05, 0.1, 0.2, 0.4):
+    for pause in _ADOPT_PAUSES:
         if not rest:
             break
         if pause:
