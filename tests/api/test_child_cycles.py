@@ -13,7 +13,7 @@ from tests.api.deploying import activate, registered, remove
 from tests.engine.rows import count, holding
 from tests.fixtures.api import DEADLINE, Api
 from tests.fixtures.refusals import refused
-from tests.fixtures.servers import StartInProcessServer
+from tests.fixtures.servers import PATIENT, StartInProcessServer
 from tests.fixtures.waiting import until_blocked
 
 Connect = Callable[[str], Api]
@@ -66,7 +66,7 @@ async def test_only_active_definitions_make_a_cycle_and_activating_one_is_refuse
 async def test_two_registrations_at_once_can_not_make_a_cycle(
     in_process_server: StartInProcessServer, dsn: str, connect_api: Connect
 ) -> None:
-    apis = [connect_api((await in_process_server(dsn)).grpc_address) for _ in range(2)]
+    apis = [connect_api((await in_process_server(dsn, **PATIENT)).grpc_address) for _ in range(2)]
     for n in range(20):
         texts = [parent(f"a{n}", f"b{n}"), parent(f"b{n}", f"a{n}")]
         answers = await asyncio.gather(
@@ -81,7 +81,7 @@ async def test_two_registrations_at_once_can_not_make_a_cycle(
 async def test_a_registration_with_children_waits_for_another_one_under_way(
     in_process_server: StartInProcessServer, dsn: str, connect_api: Connect
 ) -> None:
-    api = connect_api((await in_process_server(dsn)).grpc_address)
+    api = connect_api((await in_process_server(dsn, **PATIENT)).grpc_address)
     await api.register(parent("a"))
     async with holding(dsn, "select from deployment for update") as connection:
         first = asyncio.create_task(api.register(parent("a", "b", compatibility_id="2")))

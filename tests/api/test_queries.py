@@ -15,6 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from fencepost.v1 import run_pb2, run_service_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost.v1.payload_pb2 import Payload
+from fencepost_server.api import queries
 from tests.engine.code import AS_NEW, CODE, MANIFEST, held, local, payload
 from tests.engine.rows import count, fetch
 from tests.fixtures.api import DEADLINE, Api
@@ -217,12 +218,15 @@ async def test_a_question_that_nobody_waits_for_any_more_is_taken_away(asking: A
 
 
 @pytest.mark.parametrize("goes", ["worker", "server"])
-async def test_a_worker_or_server_that_goes_gives_a_question_of_another_server_back(asking: Asking, goes: str) -> None:
+async def test_a_worker_or_server_that_goes_gives_a_question_of_another_server_back(
+    asking: Asking, goes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The worker was asked and has not answered; whoever comes next does, at the server that was asked."""
+    monkeypatch.setattr(queries, "_GIVING_BACK", 20.0)
     second = await asking.start_server()
     leaving = await asking.worker(second)
     run_id = (await asking.api.start("code")).run_id
-    answer = asking.ask(run_id)
+    answer = asking.ask(run_id, timeout=25.0)
     await leaving.next(pb.Query)
     await (leaving.drop() if goes == "worker" else second.stop())
     worker = await asking.worker()

@@ -23,7 +23,7 @@ from tests.fixtures.api import DEADLINE, Api, kinds
 from tests.fixtures.manifests import handler_names, manifest
 from tests.fixtures.raw_worker import OK, RawWorker, seconds
 from tests.fixtures.refusals import refused
-from tests.fixtures.servers import InProcessServer, StartInProcessServer
+from tests.fixtures.servers import PATIENT, InProcessServer, StartInProcessServer
 from tests.fixtures.waiting import eventually
 
 Connect = Callable[[str], Api]
@@ -35,7 +35,7 @@ async def test_a_run_is_found_as_soon_as_its_start_has_returned(
     in_process_server: StartInProcessServer, dsn: str, connect_api: Connect
 ) -> None:
     """I1, and row 32 of the field's failures: by id, by key and in lists, from the other server too."""
-    servers = [await in_process_server(dsn) for _ in range(2)]
+    servers = [await in_process_server(dsn, **PATIENT) for _ in range(2)]
     apis = [connect_api(server.grpc_address) for server in servers]
     await apis[0].register(manifest())
 
@@ -275,7 +275,7 @@ async def test_wait_returns_at_the_end_of_the_run_or_of_its_timeout(
         answer = await api.runs.WaitRun(request, timeout=DEADLINE)
         assert not answer.ended
         assert answer.run.state == run_pb2.RUN_STATE_PENDING
-        assert timeout <= time.monotonic() - began < timeout + 5
+        assert timeout <= time.monotonic() - began < timeout + 20
     waiting = [asyncio.create_task(api.wait(run_id)) for api in apis for _ in range(2)]
     worker = await connect_worker(servers[0].grpc_address)
     await worker.complete(await worker.task(), "7")

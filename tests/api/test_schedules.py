@@ -18,8 +18,15 @@ from tests.engine.rows import count, execute
 from tests.engine.scheduling import create, get, now, span, spec, stamp, stub
 from tests.fixtures.api import DEADLINE, Api
 from tests.fixtures.refusals import refused
+from tests.fixtures.servers import PATIENT, StartInProcessServer
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.fixture
+async def api(in_process_server: StartInProcessServer, dsn: str, connect_api: Callable[[str], Api]) -> Api:
+    """A caller of a server at which many calls may wait for one schedule."""
+    return connect_api((await in_process_server(dsn, **PATIENT)).grpc_address)
 
 
 async def test_a_schedule_is_given_back_as_it_was_made_with_its_defaults(api: Api, dsn: str) -> None:

@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from fencepost.v1 import run_service_pb2 as pb
 from fencepost_server.api.server import SERVICES, PortInUse
+from fencepost_server.engine import backlog as counting
 from fencepost_server.engine import reading
 from fencepost_server.engine.engine import Engine
 from fencepost_server.engine.reading import RunView
@@ -76,7 +77,7 @@ async def test_a_server_is_healthy_and_ready_while_it_serves_and_not_while_it_dr
     connect_api: Callable[[str], Api],
     connect_worker: ConnectWorker,
 ) -> None:
-    server = await in_process_server(dsn, shutdown_grace=5)
+    server = await in_process_server(dsn, shutdown_grace=40)
     api = connect_api(server.grpc_address)
 
     async def serves() -> bool:
@@ -164,9 +165,10 @@ def backlog(text: str) -> dict[str, float]:
 
 
 async def test_tasks_that_wait_for_a_worker_are_told_by_namespace_and_queue(
-    server: InProcessServer, api: Api, dsn: str, connect_worker: ConnectWorker
+    server: InProcessServer, api: Api, dsn: str, connect_worker: ConnectWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is leased, parked or not due yet does not wait for one."""
+    monkeypatch.setattr(counting, "_TIMEOUT", 30.0)
     engine = server.app.engine
     await engine.probe_once()
     assert backlog((await page(server, "/metrics"))[1]) == {}
@@ -204,7 +206,9 @@ async def test_waiting_tasks_are_counted_up_to_a_limit_and_not_while_the_databas
         await api.start()
     await server.app.engine.probe_once()
     monkeypatch.setattr(cluster, "MAX_COUNTED", 2)
-    text = (await page(server, "/metrics"))[1]
+    with monkeypatch.context() as patient:
+        patient.setattr(counting, "_TIMEOUT", 30.0)
+        text = (await page(server, "/metrics"))[1]
     assert 'fencepost_ready_tasks{namespace="default",queue="default"} 2.0' in text
     async with holding(dsn, "lock table task in access exclusive mode"):
         status, text = await page(server, "/metrics")
@@ -281,7 +285,7 @@ async def test_a_caller_that_goes_while_his_run_is_read_is_waited_for_no_more_th
     assert server.app.engine.watches.run_ids == [run_id]
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    await eventually(lambda: not server.app.engine.watches.run_ids, 10)
+    await eventually(lambda: not server.app.engine.watches.run_ids)
 
 
 async def test_no_more_calls_are_open_than_may_and_who_is_refused_is_told_when_to_come_again(

@@ -12,7 +12,7 @@ import pytest
 
 from fencepost.v1 import run_pb2
 from fencepost_server.cli import matching
-from tests.cli.program import Program, run
+from tests.cli.program import TIMEOUT, Program, run
 from tests.fixtures.api import Api, kinds
 from tests.fixtures.manifests import manifest
 from tests.fixtures.raw_worker import RawWorker
@@ -142,7 +142,7 @@ async def test_bytes_on_standard_input_that_are_no_text_are_told_as_such(
     fencepost: Program, command: tuple[str, ...]
 ) -> None:
     process = await fencepost.start(*command, "-")
-    out, err = await asyncio.wait_for(process.communicate(b"\xff\xfe\n"), 30)
+    out, err = await asyncio.wait_for(process.communicate(b"\xff\xfe\n"), TIMEOUT)
     assert (process.returncode, out) == (2, b"")
     assert b"standard input is not UTF-8 text (byte 0)" in err
     assert b"Traceback" not in err

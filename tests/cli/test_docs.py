@@ -57,7 +57,7 @@ def test_the_page_has_every_setting_as_it_is() -> None:
 
 async def answer(worker: RawWorker) -> None:
     while True:
-        await worker.complete(await worker.task(timeout=60), '"Hello"')
+        await worker.complete(await worker.task(timeout=600), '"Hello"')
 
 
 async def test_the_examples_of_the_page_work(

@@ -80,16 +80,23 @@ async def test_ready_waits_for_none_that_hangs_when_another_is(monkeypatch: pyte
 async def test_those_that_are_late_are_left_out_all_after_the_one_limit(
     late: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathered, "_TIMEOUT", 1.0)
     others = [late] * 120
-    async with processes(*others, tell("# TYPE a gauge\na 1\n")) as told, asyncio.timeout(LIMIT / 2):
-        lines = (await told.metrics()).decode().splitlines()
-    assert [line for line in lines if line.startswith("a{")] == ['a{process="121"} 1.0']
+    found: list[str] = []
+    async with processes(*others, tell("# TYPE a gauge\na 1\n")) as told:
+        for limit in (1.0, 5.0, 10.0):  # the first is enough, unless the machine is busy
+            monkeypatch.setattr(gathered, "_TIMEOUT", limit)
+            async with asyncio.timeout(limit + LIMIT):
+                lines = (await told.metrics()).decode().splitlines()
+            if found := [line for line in lines if line.startswith("a{")]:
+                break
+    assert found == ['a{process="121"} 1.0']
+    monkeypatch.setattr(gathered, "_TIMEOUT", 1.0)
     async with processes(late) as told, asyncio.timeout(LIMIT):
         assert not await told.ready()
 
 
 async def test_a_body_over_the_limit_is_left_out_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathered, "_TIMEOUT", LIMIT)
     monkeypatch.setattr(gathered, "_MAX_BYTES", 30)
     long = "# TYPE a gauge\na 1000000000000000000\n"
     async with processes(tell(long), tell("# TYPE a gauge\na 1\n")) as told:

@@ -307,7 +307,7 @@ async def test_a_watch_shows_events_as_they_come_and_ends_quietly_on_an_interrup
     run_id = (await api.start()).run_id
     process = await fencepost.start("runs", "watch", run_id)
     assert process.stdout is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(TIMEOUT):
         assert b"run_started" in await process.stdout.readline()
         assert b"step_scheduled" in await process.stdout.readline()
         await worker.complete(await worker.task(), "1")
@@ -325,7 +325,7 @@ async def test_a_closed_pipe_ends_a_command_quietly(fencepost: Program, api: Api
     process = await fencepost.start("runs", "list", "--limit", "1000", "--json")
     assert process.stdout is not None
     assert process.stderr is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(TIMEOUT):
         await process.stdout.readline()
         process.stdout._transport.close()  # type: ignore[attr-defined]  # there is no public way to close it early
         err = await process.stderr.read()

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.testing_kit.conftest import env, kit_database, start
+from tests.testing_kit.conftest import env, kit_database, patient_watchdog, start
 
-__all__ = ["env", "kit_database", "start"]
+__all__ = ["env", "kit_database", "patient_watchdog", "start"]

@@ -23,7 +23,7 @@ from tests.fixtures.processes import Process, environment
 
 # Of a command that hangs: one that starts a PostgreSQL may take half a minute where all CPUs are busy.
 COMMAND_TIMEOUT = 120.0
-UNTIL_TIMEOUT = 60.0
+UNTIL_TIMEOUT = 120.0
 
 _ALIKE = (
     (re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"), "(id)"),

@@ -28,7 +28,7 @@ async def call(address: str, method: str, request: dict[str, Any], folder: Path)
     process = await asyncio.create_subprocess_exec(
         *command, url, cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    out, err = await asyncio.wait_for(process.communicate(), 30)
+    out, err = await asyncio.wait_for(process.communicate(), 150)
     assert process.returncode == 0, err.decode()
     return json.loads(out)
 
@@ -51,7 +51,8 @@ async def test_buf_curl_takes_the_example_from_its_manifest_to_its_history(
     order = json.dumps(dataclasses.asdict(data.orders[1]), default=str)
     start = {"workflow_id": registered["definition"]["workflowId"], "input": {"json": order}}
     run = {"run_id": (await call(address, "RunService/StartRun", start, tmp_path))["runId"]}
-    waited = await call(address, "RunService/WaitRun", run, tmp_path)
+    # The worker has to be there first, which takes a while where all CPUs are busy.
+    waited = await call(address, "RunService/WaitRun", {**run, "timeout": "120s"}, tmp_path)
     assert (waited["ended"], waited["run"]["state"]) == (True, "RUN_STATE_COMPLETED")
     events = (await call(address, "RunService/GetHistory", run, tmp_path))["events"]
     assert [event["seq"] for event in events] == [str(number) for number in range(1, 15)]

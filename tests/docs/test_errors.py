@@ -202,9 +202,7 @@ async def test_what_runs_without_workers_fail_with_is_what_the_page_shows(scene:
 async def test_what_attempts_fail_with_is_what_the_page_shows(scene: Scene) -> None:
     said = {}
     schema = {"type": "object", "required": ["net"]}
-    run_id = await scene.run(
-        step("price", output_schema=schema, lease="1s", retry={"max_attempts": 2, "initial_delay": "0s"})
-    )
+    run_id = await scene.run(step("price", output_schema=schema, retry={"max_attempts": 2, "initial_delay": "0s"}))
     result = await scene.worker.complete(await scene.task("price"), "{}")
     assert result.outcome == REFUSED
     said["OUTPUT_SCHEMA_MISMATCH"] = result.message

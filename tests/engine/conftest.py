@@ -21,10 +21,15 @@ def open_scene(
     connect_api: Callable[[str], Api],
     connect_worker: Callable[..., Awaitable[RawWorker]],
 ) -> OpenScene:
-    """Opens a scene on a server with these settings: ``await open_scene(cancel_grace=1.0)``."""
+    """Opens a scene on a server with these settings: ``await open_scene(cancel_grace=1.0)``.
+
+    It does not take a slow machine for an outage, after which no lease would run out for half a minute, nor for a
+    database that is away.
+    """
 
     async def open_(**settings: Any) -> Scene:
-        server = await in_process_server(dsn, **{"poll_interval": 0.05, **settings})
+        patient = {"poll_interval": 0.05, "outage_gap": 60.0, "connect_timeout": 30.0}
+        server = await in_process_server(dsn, **{**patient, **settings})
         worker = await connect_worker(server.grpc_address, handlers=HANDLERS, capacity=100)
         return Scene(server, connect_api(server.grpc_address), worker, dsn)
 

@@ -9,6 +9,8 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg.sql import Composed
 
+from tests.fixtures.waiting import eventually
+
 Connection = psycopg.AsyncConnection[Any]
 
 
@@ -28,6 +30,17 @@ async def execute(dsn: str, statement: LiteralString | Composed, params: Any = N
     """Change rows; returns how many."""
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, connect_timeout=30) as connection:
         return (await connection.execute(statement, params)).rowcount
+
+
+async def until_listening(dsn: str, servers: int) -> None:
+    """Wait until so many servers hear notifications; what is told before that is lost to them."""
+    listening: LiteralString = """datname = current_database() and application_name = 'fencepost listener'
+        and state = 'idle' and query in ('listen fencepost', 'select 1')"""
+
+    async def all_listen() -> bool:
+        return await count(dsn, "pg_stat_activity", listening) == servers
+
+    await eventually(all_listen)
 
 
 @asynccontextmanager

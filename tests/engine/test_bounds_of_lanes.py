@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -27,6 +28,8 @@ from tests.fixtures.waiting import eventually, until_blocked
 
 ConnectWorker = Callable[..., Awaitable[RawWorker]]
 Connect = Callable[[str], Api]
+HELD_UP = {"lanes": 1, "lock_timeout": 20, "statement_timeout": 30, "batch_timeout": 40}
+"""One lane, whose transaction waits for a lock as long as a test keeps it."""
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ async def test_a_full_queue_refuses_callers_with_a_delay_and_loses_nothing_that_
     in_process_server: StartInProcessServer, dsn: str, connect_api: Connect
 ) -> None:
     """I12."""
-    server = await in_process_server(dsn, lanes=1, lane_queue=10, lock_timeout=20, batch_timeout=30)
+    server = await in_process_server(dsn, lane_queue=10, **HELD_UP)
     api = connect_api(server.grpc_address)
     await api.register(manifest())
     async with holding(dsn, "select from deployment for update"):
@@ -76,8 +79,7 @@ async def test_a_transaction_has_no_more_operations_and_bytes_than_may_be(
 ) -> None:
     """I12."""
     batches = watched(monkeypatch)
-    limits = {"lanes": 1, "lane_batch": 7, "lane_batch_bytes": 1 << 20, "lock_timeout": 20, "batch_timeout": 30}
-    server = await in_process_server(dsn, **limits)
+    server = await in_process_server(dsn, lane_batch=7, lane_batch_bytes=1 << 20, **HELD_UP)
     api = connect_api(server.grpc_address)
     await api.register(manifest())
     large = '"' + "x" * 400_000 + '"'
@@ -101,7 +103,7 @@ async def test_a_transaction_takes_half_of_what_is_under_way(
 ) -> None:
     """Once it took all of it, and everybody waited in turn for one lump that went round."""
     batches = watched(monkeypatch)
-    server = await in_process_server(dsn, lanes=1, lock_timeout=20, batch_timeout=30)
+    server = await in_process_server(dsn, **HELD_UP)
     api = connect_api(server.grpc_address)
     await api.register(manifest())
     async with holding(dsn, "select from deployment for update"):
@@ -119,12 +121,19 @@ async def test_callers_that_come_one_after_the_other_share_a_transaction(
 ) -> None:
     """gRPC lets them in one by one: at 64 callers there were two starts in a transaction."""
     batches = watched(monkeypatch)
-    monkeypatch.setattr(lanes, "_MOMENT", 0.3)  # longer than a slow machine takes for a call
     server = await in_process_server(dsn, lanes=1)
     api = connect_api(server.grpc_address)
     await api.register(manifest())
+    coming = 3
+
+    async def moment(_: float) -> None:
+        """As long as it takes until all are there, on a machine however slow."""
+        await eventually(lambda: server.app.engine.lanes[0].depth == coming)
+
+    monkeypatch.setattr(lanes, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": moment}))
     await api.start_many([api.start_request() for _ in range(3)])
     assert list(map(len, batches)) == [3]
+    coming = 30
     await asyncio.gather(*(api.start() for _ in range(30)))
     assert list(map(len, batches)) == [3, 30]
 

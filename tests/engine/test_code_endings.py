@@ -219,11 +219,10 @@ async def test_a_terminated_run_is_gone_at_once(code: Code) -> None:
 
 
 async def test_a_run_timeout_is_told_to_the_function_and_ends_the_run_as_failed(code: Code) -> None:
-    request = code.scene.api.start_request("code")
-    request.run_timeout.FromMilliseconds(300)
-    run_id = (await code.scene.api.runs.StartRun(request, timeout=DEADLINE)).run_id
+    run_id = await code.start(run_timeout=seconds(3600))
     run = await code.take()
     await run.advance(signal(1, "never"))
+    await code.scene.hurry(run_id, "RUN_TIMEOUT")
     run = await code.again(run)
     assert "run_ending" in run.kinds()
     await run.complete()

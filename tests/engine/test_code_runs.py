@@ -25,7 +25,7 @@ from tests.engine.code import (
     timer,
 )
 from tests.engine.flows import PERMANENT, OpenScene, given, state_of, step, value_of, workflow
-from tests.engine.rows import execute, fetch
+from tests.engine.rows import execute, fetch, until_listening
 from tests.fixtures.api import DEADLINE, kinds
 from tests.fixtures.raw_worker import ALREADY_DONE, LEASE_LOST, OK, REFUSED
 from tests.fixtures.waiting import eventually
@@ -374,6 +374,7 @@ async def test_what_comes_at_another_server_is_told_to_the_worker_that_holds_the
         return bool(other.server.app.engine.notifier.others > 0)
 
     await eventually(knows_of_the_other)
+    await until_listening(dsn, 2)
     run_id = await code.start()
     run = await code.take()
     await run.advance(local(1), outcome=CONTINUE)

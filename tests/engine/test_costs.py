@@ -10,6 +10,7 @@ from tests.engine.code import CONTINUE, held, local, open_code, send
 from tests.engine.costs import Transaction, counted
 from tests.engine.flows import OpenScene, Scene, step
 from tests.fixtures.raw_worker import OK
+from tests.fixtures.waiting import eventually
 
 FEW, MANY = 2, 60  # not more than a lane takes whole
 SETTINGS = {"lanes": 1, "poll_interval": 60.0, "outage_gap": 120.0}
@@ -44,6 +45,8 @@ ADVANCE = Transaction(
 async def scene_of_two_steps(open_scene: OpenScene) -> Scene:
     """Its worker takes nothing yet, and the definition is known: the server has started a run of it."""
     scene = await open_scene(**SETTINGS)
+    # Nothing of what a server does at its start is to come late and be counted.
+    await eventually(lambda: all(loop.last_good for loop in scene.server.app.engine.loops))
     await scene.worker.capacity(0)
     await scene.run(step("a"), step("b"))
     return scene

@@ -186,7 +186,9 @@ async def test_a_thousand_equal_starts_over_two_servers_make_one_run(
     servers = [await in_process_server(dsn) for _ in range(2)]
     apis = [connect_api(server.grpc_address) for server in servers]
     await apis[0].register(manifest(1))
-    starts = [apis[n % 2].start(input="1", dedupe_key="one") for n in range(1000)]
+    requests = [apis[0].start_request(input="1", dedupe_key="one") for _ in range(1000)]
+    # On a slow machine a thousand calls take longer than a single one may.
+    starts = [apis[n % 2].runs.StartRun(request, timeout=120) for n, request in enumerate(requests)]
     started = await asyncio.gather(*starts)
     assert len({run.run_id for run in started}) == 1
     assert sum(run.created for run in started) == 1

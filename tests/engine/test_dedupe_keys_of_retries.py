@@ -19,11 +19,13 @@ from tests.fixtures.waiting import eventually, until_blocked
 
 RUNS = 6
 HOLD = "select 1 from run where run_id = %s for update"
+HELD_UP = {"lock_timeout": 20.0, "statement_timeout": 30.0, "batch_timeout": 40.0, "idle_in_transaction_timeout": 30.0}
+"""A transaction waits as long as a test keeps it."""
 
 
 async def test_of_failed_runs_with_one_key_that_are_retried_in_one_batch_one_goes_on(open_scene: OpenScene) -> None:
     """As when an operator retries all of a workflow that failed."""
-    scene = await open_scene(lanes=1, lock_timeout=5.0)
+    scene = await open_scene(lanes=1, **HELD_UP)
     await scene.api.register(workflow({"id": "wait", "wait_signal": "go"}, workflow_id="other"))
     other = await scene.start(workflow_id="other")
     runs = await _failed_runs(scene)
@@ -47,7 +49,7 @@ async def test_of_failed_runs_with_one_key_that_are_retried_in_one_batch_one_goe
 
 async def test_a_run_that_is_retried_in_the_batch_in_which_it_fails_keeps_its_key(open_scene: OpenScene) -> None:
     """As when an operator asks again and again for one that fails again and again."""
-    scene = await open_scene(lanes=1, lock_timeout=5.0)
+    scene = await open_scene(lanes=1, **HELD_UP)
     await scene.api.register(workflow({"id": "wait", "wait_signal": "go"}, workflow_id="other"))
     await scene.api.register(workflow(step("a")))
     other = await scene.start(workflow_id="other")
@@ -72,7 +74,7 @@ async def test_a_key_whose_run_ends_while_a_retry_asks_for_it_is_the_retried_run
     open_scene: OpenScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Held when it was to be taken, and free when it was asked by whom: no run is named that holds it."""
-    scene, other = await open_scene(), await open_scene()
+    scene, other = await open_scene(), await open_scene(**HELD_UP)
     await other.worker.capacity(0)
     await scene.api.register(workflow(step("a")))
     run_id = await scene.start(dedupe_key="k")

@@ -12,7 +12,7 @@ import pytest
 
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost_server.store import tasks as stored_tasks
-from tests.engine.rows import count, execute, holding
+from tests.engine.rows import execute, holding, until_listening
 from tests.engine.tasks import end
 from tests.fixtures.api import Api
 from tests.fixtures.manifests import handler_names, manifest
@@ -214,12 +214,11 @@ async def test_hints_between_servers_save_the_wait_for_the_next_poll(
     in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, connect_worker: ConnectWorker
 ) -> None:
     """Both servers poll so rarely that only a notification can have brought the work in time."""
-    slow = {"poll_interval": 60, "outage_gap": 120, "listen_dsn": dsn}
+    slow = {"poll_interval": 60, "outage_gap": 120, "server_timeout": 120, "listen_dsn": dsn}
     servers = [await in_process_server(dsn, **slow) for _ in range(2)]
     await eventually(lambda: all(server.app.engine.last_probe for server in servers))
     api = connect_api(servers[0].grpc_address)
-    listening = "datname = current_database() and application_name = 'fencepost listener'"
-    await eventually(lambda: count(dsn, "pg_stat_activity", listening))
+    await until_listening(dsn, 2)
     await servers[0].app.engine.probe_once()  # it knows of the other one now
     await api.register(manifest())
     worker = await connect_worker(servers[1].grpc_address)

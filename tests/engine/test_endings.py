@@ -12,7 +12,7 @@ from fencepost.v1 import error_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from tests.engine.flows import AT_ONCE, CORRECTIVE, OPERATIONAL, PERMANENT, OpenScene, Scene, state_of, step, value_of
 from tests.engine.histories import check_end
-from tests.engine.rows import count, fetch
+from tests.engine.rows import count, fetch, until_listening
 from tests.fixtures.raw_worker import ALREADY_DONE, LEASE_LOST, OK
 from tests.fixtures.refusals import refused
 from tests.fixtures.waiting import eventually
@@ -177,6 +177,7 @@ async def test_a_cancel_reaches_a_worker_at_another_server(open_scene: OpenScene
     scene, other = await open_scene(listen_dsn=dsn), await open_scene(listen_dsn=dsn)
     await other.worker.capacity(0)
     await eventually(lambda: other.server.app.engine.notifier.others)
+    await until_listening(dsn, 2)
     run_id = await scene.run(step("a"))
     task = await scene.task("a")
     await other.call("Cancel", run_id)

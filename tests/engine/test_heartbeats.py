@@ -19,7 +19,7 @@ FRAMES, LEASES = 20, 1000
 
 @pytest_asyncio.fixture
 async def database(dsn: str) -> AsyncIterator[Database]:
-    database = Database(Config(dsn=dsn), "renewing", 2)
+    database = Database(Config(dsn=dsn, connect_timeout=30), "renewing", 2)
     await database.open()
     yield database
     await database.close()

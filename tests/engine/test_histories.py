@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -69,7 +70,9 @@ class Chaos:
             try:
                 await self.turn()
             except StreamEnded:
-                await self.worker.reconnect(held=[])
+                # Refused for the time being if the server can't write it down just now: the next turn tries it again.
+                with contextlib.suppress(StreamEnded):
+                    await self.worker.reconnect(held=[])
 
     async def turn(self) -> None:
         try:
@@ -133,6 +136,7 @@ async def test_whatever_workers_do_every_run_ends_once_with_a_legal_history(
     in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, connect_worker: ConnectWorker, seed: int
 ) -> None:
     settings = {"poll_interval": 0.05, "disconnect_grace": 0.2, "eager_limit": 2, "lane_batch": 7}
+    settings |= {"outage_gap": 60.0, "connect_timeout": 30.0}  # a slow machine is not an outage
     servers: list[InProcessServer] = [await in_process_server(dsn, **settings) for _ in range(2)]
     api = connect_api(servers[0].grpc_address)
     policy = {"max_attempts": 1000, "max_corrective_attempts": 1000, "initial_delay": "10ms", "max_delay": "20ms"}
@@ -145,7 +149,7 @@ async def test_whatever_workers_do_every_run_ends_once_with_a_legal_history(
     ]
     busy = [asyncio.create_task(Chaos(worker, effects, chance).run()) for worker in workers]
     busy.append(asyncio.create_task(expire_some(dsn)))
-    ending = asyncio.gather(*(api.wait(run_id, timeout=30) for run_id in runs))
+    ending = asyncio.gather(*(api.wait(run_id, timeout=120) for run_id in runs))
     watched: list[asyncio.Future[Any]] = [ending, *busy]
     done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
     await end(busy)

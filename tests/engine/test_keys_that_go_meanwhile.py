@@ -26,7 +26,8 @@ async def test_a_run_that_ends_between_the_insert_and_the_read_of_its_key_leaves
     """There is never more than one active run for a dedupe key. The start is held at a server of its own: at the
     worker's, its lane might be the one that the completion needs.
     """
-    server, other = await in_process_server(dsn), await in_process_server(dsn)
+    patient = {"idle_in_transaction_timeout": 60.0, "batch_timeout": 60.0}  # it is idle for as long as the other works
+    server, other = await in_process_server(dsn), await in_process_server(dsn, **patient)
     api = connect_api(other.grpc_address)
     await api.register(manifest(1))
     first = await api.start(input="1", dedupe_key="k")

@@ -91,8 +91,12 @@ async def test_a_step_that_takes_longer_than_its_total_timeout_is_revoked_and_fa
 
 
 async def test_the_total_timeout_counts_over_all_attempts_and_the_waits_between(scene: Scene) -> None:
-    run_id = await scene.run(step("a", total_timeout="400ms", retry=LATER))
-    await scene.fail(await scene.task("a"), OPERATIONAL)
+    run_id = await scene.run(step("a", total_timeout="1h", retry=LATER))
+    task = await scene.task("a")
+    ends_at = await fetch(scene.dsn, "select fire_at from timer")
+    await scene.fail(task, OPERATIONAL)
+    assert await fetch(scene.dsn, "select fire_at from timer") == ends_at
+    await scene.hurry(run_id, "TOTAL_TIMEOUT")
     failure = await scene.failure(run_id)
     assert failure.code == "TOTAL_TIMEOUT"
     [failed] = await scene.events(run_id, "step_failed")

@@ -88,7 +88,7 @@ async def test_an_idle_server_knows_when_the_next_timer_is_due(open_scene: OpenS
     loop = asyncio.get_running_loop()
     began = loop.time()
     await scene.output(await scene.start())
-    assert loop.time() - began < 5
+    assert loop.time() - began < 20
 
 
 async def test_a_timer_that_another_server_made_is_found_by_the_probe(open_scene: OpenScene) -> None:
@@ -102,8 +102,10 @@ async def test_a_timer_that_another_server_made_is_found_by_the_probe(open_scene
 async def test_a_timer_and_a_cancel_that_race_leave_one_end(
     open_scene: OpenScene, connect_worker: Callable[..., Awaitable[RawWorker]]
 ) -> None:
-    """Row 16 of the field's failures, of timers."""
-    scene = await open_scene()
+    """Row 16 of the field's failures, of timers. A step that has begun may come to the worker behind the answer to the
+    cancel, when this no longer looks: it has a short grace.
+    """
+    scene = await open_scene(cancel_grace=1.0)
     runs = await sleepers(scene, 30, step("a"))
     await wake_all(scene.dsn)
     await asyncio.gather(*(scene.call("Cancel", run_id) for run_id in runs))

@@ -182,7 +182,7 @@ async def test_what_a_function_decides_is_not_taken_while_its_definition_can_not
     open_scene: OpenScene, outcome: Any
 ) -> None:
     """Its worker comes to a server of the release before amid a run. The run goes on when it can be read again."""
-    code = await open_code(open_scene)
+    code = await open_code(open_scene, disconnect_grace=60.0)  # the worker still has its lease when it comes back
     await code.start()
     run = await code.take()
     run_id = run.task.task.run_id
@@ -210,7 +210,7 @@ async def test_what_a_function_decides_is_not_taken_while_its_definition_can_not
 async def test_a_worker_of_another_namespace_can_not_touch_a_step_whose_definition_can_not_be_read(
     open_scene: OpenScene,
 ) -> None:
-    scene = await open_scene()
+    scene = await open_scene(disconnect_grace=60.0)  # the lease does not run out meanwhile
     run_id = await scene.run(step("a"))
     a = await scene.task("a")
     scene = await _as_of_a_newer_release(scene, open_scene)

@@ -36,7 +36,7 @@ async def test_a_sleep_takes_its_time_by_the_databases_clock_and_passes_its_inpu
     times = {event.seq: event.event_time.ToDatetime() for event in await scene.api.history(run_id)}
     began = await scene.seq_of(run_id, "timer_started", "nap")
     ended = await scene.seq_of(run_id, "timer_fired", "nap")
-    assert timedelta(seconds=0.3) <= times[ended] - times[began] < timedelta(seconds=3)
+    assert timedelta(seconds=0.3) <= times[ended] - times[began] < timedelta(seconds=15)
     await scene.complete(b)
     await scene.output(run_id)
 

@@ -18,7 +18,7 @@ from fencepost_server.store.connection import connect, transaction
 from fencepost_server.store.migrate import check, migrate
 from fencepost_server.store.pipeline import Connection
 from tests.faults.conftest import StartWorker
-from tests.faults.scene import COMPLETED, ENDED, ONE_ATTEMPT, QUICK, Scene, count, start_all, until_count
+from tests.faults.scene import COMPLETED, ENDED, ONE_ATTEMPT, STAYING, Scene, count, start_all, until_count
 from tests.faults.sink import ONCE, Sink
 from tests.fixtures.manifests import manifest
 from tests.fixtures.pooler import PgBouncer, Program
@@ -124,7 +124,7 @@ async def test_either_may_die_and_come_back_under_load(
     pooler = new_pooler(direct, default_pool_size=5)
     await migrate(direct)
     await check(pooler.dsn(direct))
-    server = server_process(pooler.dsn(direct), connect_timeout=60.0, **QUICK)
+    server = server_process(pooler.dsn(direct), connect_timeout=60.0, **STAYING)
     api = scene.api(server.grpc_address)
     await api.register(manifest(STEPS, retry=ONE_ATTEMPT))
     worker = worker_process(server.grpc_address, steps=STEPS, slots=20)

@@ -14,9 +14,9 @@ from examples.northwind import steps
 from examples.northwind.books import fill
 from examples.northwind.dataset import Dataset, load
 from tests.examples.orders import ORDERS, fulfil
-from tests.testing_kit.conftest import env, kit_database, start
+from tests.testing_kit.conftest import env, kit_database, patient_watchdog, start
 
-__all__ = ["env", "kit_database", "start"]
+__all__ = ["env", "kit_database", "patient_watchdog", "start"]
 
 
 @pytest.fixture

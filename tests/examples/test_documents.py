@@ -44,12 +44,16 @@ def test_no_link_between_the_docs_leads_nowhere() -> None:
 
 async def test_no_more_pages_are_read_at_a_time_than_was_said(env: AsyncEnvironment, tmp_path: Path) -> None:
     under_way, most = 0, 0
+    full = asyncio.Event()
 
     @step("documents.read")
     async def read(path: str) -> Page:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
+        if under_way == 3:
+            full.set()
+        await full.wait()  # the first ones, for as long as it takes until they are three
         await asyncio.sleep(0.01)
         under_way -= 1
         return Page(Path(path).name, 1, 0, [], [])
@@ -82,6 +86,6 @@ async def test_a_folder_that_is_not_there_fails_the_run_at_once(env: AsyncEnviro
 
 async def test_its_command_prints_the_report(server: InProcessServer, python_process: Callable[..., Process]) -> None:
     program = python_process("-m", "examples.documents", "--address", server.grpc_address)
-    await eventually(lambda: not program.running)
+    await eventually(lambda: not program.running, 120)
     assert program.returncode == 0, program.logs
     assert f"{len(list(DOCS.glob('*.md')))} pages, " in program.logs

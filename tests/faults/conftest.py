@@ -62,7 +62,10 @@ class StartCodeWorker(Protocol):
     """The fixture `code_process`."""
 
     def __call__(self, *addresses: str, **options: Any) -> Process:
-        """Start a worker for the servers at ``addresses``; see code_program. Returns before it is connected."""
+        """Start a worker for the servers at ``addresses``; see code_program. Returns before it is connected.
+
+        Unless told otherwise it takes no workflow for stuck that it was only not given the time to run.
+        """
 
 
 @pytest.fixture
@@ -70,6 +73,7 @@ def code_process(python_process: Callable[..., Process], sink: Sink) -> StartCod
     """Starts workers that decide code workflows, as processes."""
 
     def start(*addresses: str, **options: Any) -> Process:
-        return python_process("-m", "tests.faults.code_program", ",".join(addresses), sink.dsn, json.dumps(options))
+        given = json.dumps({"deadlock_timeout": 60.0, **options})
+        return python_process("-m", "tests.faults.code_program", ",".join(addresses), sink.dsn, given)
 
     return start

@@ -38,7 +38,7 @@ from fencepost_server.engine.operations import (
 from tests.engine.flows import HANDLERS, PERMANENT
 from tests.engine.flows import Scene as Flow
 from tests.engine.rows import fetch
-from tests.faults.scene import STAYING, Scene
+from tests.faults.scene import STAYING, WRITING, Scene, until_count
 from tests.fixtures.api import DEADLINE, Api
 from tests.fixtures.databases import database_address, redirected
 from tests.fixtures.proxy import Proxy
@@ -201,6 +201,7 @@ class Stage(Flow):
         self.api = self.scene.api(self.address)
         sessions, nonce = self.worker.sessions, self.worker.hello().process_nonce
         await self.worker.drop()
+        await until_count(self.dsn, WRITING, 0)  # whoever is dead holds no lock: a lease that is locked is not kept
         hello: dict[str, Any] = {}
         if self.same_process:
             hello = {

@@ -28,6 +28,8 @@ from tests.fixtures.waiting import TIMEOUT, eventually
 
 COMPLETED: LiteralString = f"event where type = {EventType.STEP_COMPLETED:d}"
 ENDED: LiteralString = "run where ended_at is not null"
+WRITING: LiteralString = "pg_stat_activity where datname = current_database() and backend_xid is not null"
+"""Transactions that have written or locked something."""
 
 QUICK: dict[str, Any] = {
     "heartbeat_interval": 0.5,
@@ -80,17 +82,26 @@ async def asleep(loop: Loop) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def all_connections(dsn: str, most: int) -> AsyncIterator[None]:
+async def all_connections(dsn: str, most: int, *, alone: bool = False) -> AsyncIterator[None]:
     """Keep all connections that a database has left within the block; it gives ``most`` in all. Raises AssertionError
-    if it gives more.
+    if it gives more. ``alone``: whoever else had any has left, so wait for those that the database has not ended yet:
+    they would come free within the block.
     """
     async with contextlib.AsyncExitStack() as stack:
-        for _ in range(most + 1):
+
+        async def one_more() -> bool:
             try:
-                connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True, connect_timeout=5)
+                connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True, connect_timeout=30)
             except psycopg.OperationalError:
-                break
+                return False
             await stack.enter_async_context(connection)
+            return True
+
+        for number in range(most + 1):
+            if alone and number < most:
+                await eventually(one_more, what="the database has ended the connections of all others")
+            elif not await one_more():
+                break
         else:
             raise AssertionError(f"the database gives more than {most} connections")
         yield
@@ -159,8 +170,8 @@ async def leased_to(dsn: str, session_id: str) -> list[TaskState]:
     return [state for state in await task_states(dsn) if state.session == session_id]
 
 
-async def until_printed(process: Process, event: str, n: int = 1, timeout: float = 30) -> None:
-    """Wait until a worker program has said something so many times."""
+async def until_printed(process: Process, event: str, n: int = 1, timeout: float = 60) -> None:
+    """Wait until a worker program has said something so many times; it may only be starting, beside others."""
     await eventually(lambda: len(process.events(event)) >= n, timeout, what=f"{event} is printed {n} times")
 
 

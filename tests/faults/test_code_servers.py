@@ -7,7 +7,6 @@ Rows 4 and 46 of the field failures. I13.
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -21,15 +20,18 @@ from tests.fixtures.api import DEADLINE, kinds
 from tests.fixtures.databases import database_address, redirected
 from tests.fixtures.raw_worker import OK
 from tests.fixtures.servers import Setting, StartServerProcess
-from tests.fixtures.waiting import until_in_transaction
+from tests.fixtures.waiting import eventually, until_in_transaction
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 async def test_runs_whose_server_is_gone_amid_a_local_step_go_on_with_another_one(
     scene: Scene, server_process: StartServerProcess, code_process: StartCodeWorker, sink: Sink, how: str
 ) -> None:
-    """Row 4: the step is not run again, its result counts once, and so does the signal that comes meanwhile."""
-    settings: dict[str, Setting] = QUICK | {"disconnect_grace": 20.0}
+    """Row 4: the step is not run again, its result counts once, and so does the signal that comes meanwhile.
+
+    No heartbeat is due: a server that freezes amid one keeps the leases locked, and nobody else can take them over.
+    """
+    settings: dict[str, Setting] = QUICK | {"disconnect_grace": 20.0, "heartbeat_interval": 60.0}
     gone, other = (server_process(scene.dsn, wait=False, **settings) for _ in range(2))
     for server in (gone, other):
         await asyncio.to_thread(server.wait_serving)
@@ -63,9 +65,12 @@ async def test_runs_whose_server_is_gone_amid_a_local_step_go_on_with_another_on
 async def test_a_server_that_stops_amid_an_advance_holds_up_only_the_run_that_it_has_locked(
     scene: Scene, server_process: StartServerProcess
 ) -> None:
-    """Row 46: the Advances of the other runs in the very same frame are answered by the other server within 2 s."""
+    """Row 46: the Advances of the other runs in the very same frame are answered by the other server while the lock is
+    held, which is as long as the test says: the database would wait for minutes, and so would a statement.
+    """
     database = scene.proxy(database_address(scene.dsn))
-    times: dict[str, Setting] = {"lanes": 1, "idle_in_transaction_timeout": 3.0}
+    times: dict[str, Setting] = {"lanes": 1, "idle_in_transaction_timeout": 300.0}
+    times |= {"statement_timeout": 120.0, "batch_timeout": 150.0}
     stopped = server_process(redirected(scene.dsn, database.address), prepared="off", **STAYING | times)
     other = await scene.serve(**STAYING | times)
     api = scene.api(other.grpc_address)
@@ -76,6 +81,7 @@ async def test_a_server_that_stops_amid_an_advance_holds_up_only_the_run_that_it
     items = [held(worker, task).item(local(1), outcome=CONTINUE) for task in await worker.tasks(20)]
     database.break_on(b"update run r", "up", "blackhole")
     sending = asyncio.create_task(worker.send(pb.Advance(items=items[:1])))
+    await eventually(lambda: database.breaks)
     await until_in_transaction(scene.dsn)
     stopped.pause()
     await worker.drop()
@@ -88,17 +94,20 @@ async def test_a_server_that_stops_amid_an_advance_holds_up_only_the_run_that_it
     await again.send(again.hello(previous_session_ids=worker.sessions, held=claimed, workflows=[CODE]))
     kept = (await again.next(pb.Welcome, 30)).held
     assert all(result.kept for result in kept if result.task != items[0].task)
-    began = time.monotonic()
     frame = await again.send(pb.Advance(items=items))
-    answers: dict[int, float] = {}
-    while len(answers) < 20:
-        ack = await again.next(pb.Ack, 30)
-        assert ack.frame_id == frame
-        for result in ack.results:
-            assert result.outcome == OK
-            answers[result.index] = time.monotonic() - began
-    assert max(seconds for index, seconds in answers.items() if index > 0) < 2
-    assert answers[0] > 1
+    answers: list[int] = []
+
+    async def answered(n: int) -> None:
+        while len(answers) < n:
+            ack = await again.next(pb.Ack, 30)
+            assert ack.frame_id == frame
+            assert {result.outcome for result in ack.results} == {OK}
+            answers.extend(result.index for result in ack.results)
+
+    await answered(19)
+    assert sorted(answers) == list(range(1, 20))
+    database.reset()
+    await answered(20)
     database.heal()
     stopped.resume()
     for item in items:

@@ -104,7 +104,7 @@ async def test_a_local_step_never_overtakes_a_signal_that_was_numbered_before_it
     run_ids = [result.started.run_id for result in await api.start_many(requests)]
     first: list[str] = []
     for run_id in run_ids:
-        ended = await api.wait(run_id, 60)
+        ended = await api.wait(run_id, 120)
         assert state_of(ended) == "COMPLETED", ended.failure
         order, done = meetings(await api.history(run_id))
         assert len(order) == 2 * ROUNDS

@@ -15,7 +15,7 @@ import pytest
 
 from fencepost.v1 import run_service_pb2
 from fencepost_server.store.migrate import migrate
-from tests.faults.scene import QUICK, Scene, all_connections, fetch
+from tests.faults.scene import STAYING, Scene, all_connections, fetch
 from tests.faults.soak.disk import SETTINGS, fill, small_volume
 from tests.fixtures.api import Api
 from tests.fixtures.databases import programs_of, redirected
@@ -66,7 +66,7 @@ async def test_nothing_is_acknowledged_while_the_disk_of_the_database_is_full(
         postgres.start()
         dsn = postgres.dsn()
         await migrate(dsn)
-        server = server_process(dsn, **QUICK | {"operation_timeout": 1.0})
+        server = server_process(dsn, **STAYING | {"operation_timeout": 1.0})
         api = scene.api(server.grpc_address)
         await api.register(manifest())
         before = await api.start()
@@ -97,7 +97,7 @@ async def test_a_server_waits_for_its_connections_while_the_database_gives_none(
     postgres = new_postgres(max_connections=str(CONNECTIONS))
     await migrate(postgres.dsn())
     link = scene.proxy(postgres.address)
-    server = server_process(redirected(postgres.dsn(), link.address), **QUICK | {"operation_timeout": 1.0})
+    server = server_process(redirected(postgres.dsn(), link.address), **STAYING | {"operation_timeout": 1.0})
     api = scene.api(server.grpc_address)
     await api.register(manifest())
     worker = await scene.raw(server.grpc_address)
@@ -105,7 +105,7 @@ async def test_a_server_waits_for_its_connections_while_the_database_gives_none(
     task = await worker.task()
     link.refuse()
     link.reset()
-    async with all_connections(postgres.dsn(), CONNECTIONS):
+    async with all_connections(postgres.dsn(), CONNECTIONS, alone=True):
         link.heal()
         await assert_refused(api, "1")
     assert (await eventually(lambda: repeated(api, "1"), 30)).created

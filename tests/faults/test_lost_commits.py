@@ -7,6 +7,7 @@ Row 48 of the field failures. I1, I6. Statements are recognised by their text, s
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import Counter
 
 import pytest
@@ -19,9 +20,11 @@ from tests.faults.scene import (
     ONE_ATTEMPT,
     SOON,
     STAYING,
+    WRITING,
     Scene,
     attempts,
     count,
+    fetch,
     leased_to,
     task_states,
     until_count,
@@ -67,11 +70,14 @@ async def test_a_claim_whose_commit_or_answer_is_lost_costs_no_attempt(
     scene: Scene, committed: bool, how: HowToBreak
 ) -> None:
     """Row 48: the task is on lease, and on no stream. A black hole ends when the transaction's time is up."""
-    server, database = await serve(scene, batch_timeout=1.0)
+    server, database = await serve(scene)
     api = scene.api(server.grpc_address)
     await api.register(manifest(retry=ONE_ATTEMPT))
     worker = await scene.raw(server.grpc_address, capacity=0)
     run_id = (await api.start()).run_id
+    if how == "blackhole":  # only this claim has so little time
+        loops = server.app.engine.dispatcher._database
+        loops.config = dataclasses.replace(loops.config, batch_timeout=1.0)
     break_at_commit_of(CLAIM, database, how, committed=committed)
     await worker.capacity(1)
     await eventually(lambda: database.breaks)
@@ -183,6 +189,7 @@ async def test_a_reconnect_that_fails_at_its_commit_loses_nothing_that_was_held_
     refusal = await worker.ended()
     assert refusal is not None
     assert refusal.reason == "DATABASE_UNAVAILABLE"
+    await until_count(scene.dsn, WRITING, 0)  # nobody takes over a lease that is locked
     await worker.reconnect(held=[held.task])
     assert worker.welcome is not None
     assert worker.welcome.held[0].kept
@@ -212,7 +219,7 @@ async def test_a_task_whose_stream_ends_between_its_claim_and_its_frame_costs_no
 
 async def test_a_claim_that_is_under_way_when_its_server_is_told_to_end_costs_no_attempt(scene: Scene) -> None:
     """Row 31. The answer to its commit comes when its worker has been sent away already."""
-    server, database = await serve(scene)
+    server, database = await serve(scene, shutdown_grace=30.0)
     api, other = scene.api(server.grpc_address), await scene.serve(**STAYING)
     await api.register(manifest(retry=ONE_ATTEMPT))
     worker = await scene.raw(server.grpc_address, capacity=0)
@@ -265,12 +272,28 @@ async def test_connections_that_break_again_and_again_under_load_lose_nothing_an
     await api.start_many([api.start_request() for _ in range(RUNS)])
     for number in range(1, 11):
         await until_count(scene.dsn, COMPLETED, RUNS * STEPS * number // 12, 30, more=True)
-        (database if number % 2 else stream).reset()
+        if number % 2:
+            await _reset_and_end(scene.dsn, database)
+        else:
+            stream.reset()
     await until_count(scene.dsn, ENDED, RUNS, 30)
     assert await count(scene.dsn, COMPLETED + " and attempt = 1") == RUNS * STEPS
     assert Counter(sink.effects().values()) == {ONCE: RUNS * STEPS}
     assert await asyncio.to_thread(worker.terminate) == 0
     assert worker.events("ended")[0]["lost"] == 0
+
+
+async def _reset_and_end(dsn: str, database: Proxy) -> None:
+    """Break the connections to the database, and wait until it has noticed: leases that are locked till then can't go
+    over to the next session of a worker whose stream breaks, too.
+    """
+    [row] = await fetch(dsn, "select clock_timestamp() as now")
+    database.reset()
+
+    async def ended() -> bool:
+        return await fetch(dsn, f"select pid from {WRITING} and xact_start < %(now)s", now=row["now"]) == []
+
+    await eventually(ended)
 
 
 async def _second_leased(scene: Scene) -> bool:

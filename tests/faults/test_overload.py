@@ -7,6 +7,7 @@ Row 30 of the field failures: very many streams, and their server is killed. I12
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import uuid
 from collections import Counter
@@ -144,18 +145,24 @@ async def test_a_worker_that_reads_nothing_costs_a_bounded_amount_of_memory_and_
     slow.pause_reading()
     nobodys = [pb.TaskRef(run_id=run_id, task_id=99, fencing_token=1) for run_id in run_ids] * 30
 
-    for _ in range(30):
-        await slow.send(pb.Heartbeat(tasks=nobodys))
+    async def ask() -> None:
+        """Much, if its stream lasts as long: a server that is quicker has enough of it, and takes no more."""
+        with contextlib.suppress(StreamEnded):
+            for _ in range(30):
+                await slow.send(pb.Heartbeat(tasks=nobodys))
+
+    asking = asyncio.create_task(ask())
     for _ in range(3):
         run_id = (await api.start("small")).run_id
-        assert (await quick.complete(await quick.task(5))).outcome == OK
-        await api.wait(run_id, 5)
+        assert (await quick.complete(await quick.task())).outcome == OK
+        await api.wait(run_id)
     await until_sessions(server, 1)
     assert resident(server) < used + 48 * MIB
     slow.resume_reading()
     error = await slow.ended()
     assert error is not None
     assert error.reason == "SESSION_TIMED_OUT"
+    await asking
     other = await scene.raw(server.grpc_address, handlers=[("s1", "large")], capacity=10)
     for _ in run_ids:
         assert (await other.complete(await other.task())).outcome == OK
@@ -185,7 +192,7 @@ async def test_very_many_streams_move_to_another_server_with_all_that_they_hold_
     doomed.kill()
     await asyncio.gather(*(_move(worker, other) for worker in workers))
     assert await sessions(other) == STREAMS
-    assert descriptors(other) <= idle + STREAMS + 5
+    await eventually(lambda: descriptors(other) <= idle + STREAMS + 5)
     rows = await fetch(scene.dsn, "select lease_session::text as session, attempt from task")
     assert Counter(row["session"] for row in rows) == dict.fromkeys((worker.sessions[0] for worker in workers), 2)
     done = await asyncio.gather(*(worker.complete_all([(task, "1") for task in tasks[worker]]) for worker in workers))

@@ -22,6 +22,7 @@ from tests.fixtures.api import DEADLINE, Api, kinds
 from tests.fixtures.manifests import manifest
 from tests.fixtures.raw_worker import LEASE_LOST, OK, RawWorker, StreamEnded
 from tests.fixtures.refusals import decode, refused
+from tests.fixtures.servers import PATIENT
 from tests.fixtures.waiting import eventually, until_blocked
 
 UNDO = worker_pb.TASK_KIND_UNDO
@@ -50,7 +51,7 @@ async def serving(worker: RawWorker, begun: Counter[str]) -> None:
 
 async def test_starts_and_a_removal_at_once_leave_no_run_alive_and_what_was_done_is_undone(scene: Scene) -> None:
     """Row 51, 300 times, over two servers: whoever comes first, each start is refused or its run is ended."""
-    servers = [await scene.serve(**STAYING) for _ in range(2)]
+    servers = [await scene.serve(**STAYING | PATIENT) for _ in range(2)]
     apis = [scene.api(server.grpc_address) for server in servers]
     begun: Counter[str] = Counter()
     workers = [await scene.raw(s.grpc_address, handlers=HANDLERS, capacity=5000) for s in servers]
@@ -163,7 +164,11 @@ async def test_steps_of_a_removed_definition_can_write_nothing_any_more_and_undo
     assert kinds(await api.history(run_id))[-1] == "run_failed"
 
 
-async def test_runs_without_anything_to_undo_have_ended_when_a_removal_answers(scene: Scene) -> None:
+async def test_runs_without_anything_to_undo_have_ended_when_a_removal_answers(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Where ending them takes long it would answer before.
+    monkeypatch.setattr("fencepost_server.engine.removal._PATIENCE", DEADLINE / 2)
     api = scene.api((await scene.serve(**QUICK)).grpc_address)
     hash_ = await registered(api, manifest())
     await api.start_many([api.start_request() for _ in range(500)])
@@ -178,9 +183,11 @@ async def test_runs_of_a_removed_definition_are_ended_although_who_removed_it_is
     api = scene.api(server.grpc_address)
     hash_ = await registered(api, manifest())
     await api.start_many([api.start_request() for _ in range(50)])
+    await eventually(lambda: other.app.engine.remover.loop.last_good, what="its first look is over")
     async with asleep(server.app.engine.remover.loop):
         removing = asyncio.create_task(remove(api, hash_))
         await until_count(scene.dsn, "definition where removed_at is not null", 1)
+        await eventually(lambda: server.app.engine.remover._walks, what="the first server knows of it")
         removing.cancel()
         await asyncio.gather(removing, return_exceptions=True)
         assert await count(scene.dsn, "run where ended_at is null") == 50

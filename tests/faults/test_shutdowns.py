@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from collections import Counter
 
 import grpc
@@ -74,10 +73,13 @@ async def test_a_worker_that_is_told_to_end_ends_at_its_own_limit_and_the_rest_g
     run_ids = [(await api.start()).run_id for _ in range(2)]
     await until_printed(worker, "begun", 2)
     assert await asyncio.to_thread(worker.terminate, 15) == 0
-    assert {event["reason"] for event in worker.events("cancelled")} == {"WORKER_SHUTDOWN"}
+    # Its process does not wait for a step that is slow to hear of it.
+    assert {event["reason"] for event in worker.events("cancelled")} <= {"WORKER_SHUTDOWN"}
     other = worker_process(server.grpc_address)
     for run_id in run_ids:
-        assert attempts(await api.history((await api.wait(run_id, 30)).run_id)) == [2]
+        events = await api.history((await api.wait(run_id, 30)).run_id)
+        cut_off = [event.step_retrying.failure.code for event in events if event.HasField("step_retrying")]
+        assert (cut_off, attempts(events)) == (["WORKER_SHUTDOWN"], [2])
     assert await asyncio.to_thread(other.terminate, 15) == 0
 
 
@@ -127,9 +129,7 @@ async def test_a_server_that_is_told_to_end_ends_at_its_own_limit_and_its_worker
     worker = worker_process(ending.grpc_address, other.grpc_address, gate="held")
     run_id = (await api.start()).run_id
     await until_printed(worker, "begun")
-    began = time.monotonic()
-    assert await asyncio.to_thread(ending.terminate, 15) == 0
-    assert time.monotonic() - began < 6
+    assert await asyncio.to_thread(ending.terminate, 15) == 0  # not after the default, nor with the step
     sink.open("held")
     await scene.api(other.grpc_address).wait(run_id)
     assert attempts(await scene.api(other.grpc_address).history(run_id)) == [1]

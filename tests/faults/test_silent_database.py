@@ -11,18 +11,17 @@ from typing import Any, LiteralString
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tests.faults.scene import ONE_ATTEMPT, QUICK, Scene, attempts, fetch, samples, until_count
+from tests.faults.scene import ONE_ATTEMPT, STAYING, Scene, attempts, count, samples, until_count
 from tests.fixtures.manifests import handler_names, manifest
 from tests.fixtures.raw_worker import OK
 from tests.fixtures.servers import InProcessServer
 from tests.fixtures.waiting import eventually
 
 SHORT: dict[str, Any] = {
-    **QUICK,
-    "connect_timeout": 1.0,
-    "statement_timeout": 1.0,
-    "batch_timeout": 1.5,
-    "disconnect_grace": 60.0,
+    **STAYING,
+    "connect_timeout": 4.0,
+    "statement_timeout": 4.0,
+    "batch_timeout": 4.0,
     "retention": 86_400.0,
 }
 SILENCE = 4.0
@@ -49,7 +48,7 @@ async def test_every_loop_outlives_a_database_that_falls_silent_and_its_metric_t
     link = scene.proxy(f"127.0.0.1:{conninfo_to_dict(scene.dsn)['port']}")
     through = make_conninfo(scene.dsn, port=link.port)
     cut = await scene.serve(dsn=through, listen_dsn=through, **SHORT)
-    whole = await scene.serve(**SHORT)
+    whole = await scene.serve(**STAYING)
     api = scene.api(whole.grpc_address)
     await api.register(manifest(2, retry=ONE_ATTEMPT))
     worker = await scene.raw(cut.grpc_address, handlers=handler_names(2), capacity=3)
@@ -97,4 +96,4 @@ async def test_every_loop_outlives_a_database_that_falls_silent_and_its_metric_t
     await worker.complete(await worker.task())
     await api.wait(run_id)
     assert attempts(await api.history(run_id)) == [1, 1]
-    assert await fetch(scene.dsn, "select from task") == []
+    assert await count(scene.dsn, "task") == 0

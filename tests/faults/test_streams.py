@@ -6,6 +6,7 @@ Rows 1, 2 and 3 of the field failures.
 from __future__ import annotations
 
 import asyncio
+from typing import LiteralString
 
 import pytest
 
@@ -20,6 +21,7 @@ from tests.faults.scene import (
     Scene,
     asleep,
     attempts,
+    fetch,
     leased_to,
     metrics,
     task_states,
@@ -90,7 +92,8 @@ async def test_what_a_server_leases_to_a_stream_that_its_worker_has_left_comes_b
     proxy.blackhole()
     again = await scene.raw(second.grpc_address, capacity=0, process_nonce=worker.hello().process_nonce, hello=False)
     (probe,) = (loop for loop in first.app.engine.loops if loop.name == "probe")
-    async with asleep(probe):
+    # Nor does the second one look for what the first leases meanwhile, which nobody would lease again.
+    async with asleep(probe), asleep(second.app.engine.reconciler.loop):
         await again.send(again.hello(previous_session_ids=worker.sessions))
         await again.next(Welcome)
         run_ids = [(await api.start()).run_id for _ in range(5)]
@@ -122,10 +125,11 @@ async def test_nothing_is_assigned_to_a_worker_whose_stream_is_dead_one_way(scen
     """Row 2: its heartbeats pass, so its lease lives on; it hears nothing, so it gets nothing and its stream ends."""
     server = await scene.serve(**STAYING | {"ping_interval": 0.3})
     proxy, api = scene.proxy(server.grpc_address), scene.api(server.grpc_address)
-    await api.register(manifest(lease="1s"))
+    await api.register(manifest())
     zombie = await scene.raw(proxy.address, capacity=10)
     await api.start()
     held = await zombie.task()
+    [given] = await fetch(scene.dsn, "select lease_expires_at as until from task")
     (session,) = server.app.engine.dispatcher.sessions
     proxy.blackhole("down")
     last_heard = session._pulse._ping  # at most
@@ -142,6 +146,8 @@ async def test_nothing_is_assigned_to_a_worker_whose_stream_is_dead_one_way(scen
     states = {state.run_id: state for state in await task_states(scene.dsn)}
     assert [states[run_id].session for run_id in others] == [""] * 5
     assert states[held.task.run_id].token == held.task.fencing_token
+    longer: LiteralString = "select 1 from task where run_id = %(id)s and lease_expires_at > %(until)s"
+    await eventually(lambda: fetch(scene.dsn, longer, id=held.task.run_id, until=given["until"]))
     assert (await metrics(f"127.0.0.1:{server.app.http.port}"))["fencepost_sessions"] == 0
     healthy = await scene.raw(server.grpc_address, capacity=10)
     assert {task.task.run_id for task in await healthy.tasks(5)} == set(others)
@@ -157,7 +163,7 @@ async def test_a_worker_whose_stream_is_dead_one_way_rebuilds_it_and_loses_nothi
         run_id = (await api.start()).run_id
         await eventually(held.begun.is_set)
         dead.blackhole("down")
-        await eventually(lambda: worker.stats().reconnects == 1)
+        await eventually(lambda: worker.stats().reconnects >= 1)
         held.go_on.set()
         await api.wait(run_id)
         await eventually(lambda: worker.stats().completed == 1)
@@ -175,7 +181,7 @@ async def test_a_stream_that_is_away_for_less_than_the_grace_costs_nothing(
     scene: Scene, sink: Sink, how: HowToBreak
 ) -> None:
     """Row 3: the late result counts, because the lease was kept."""
-    server = await scene.serve(**QUICK | {"disconnect_grace": 5.0})
+    server = await scene.serve(**STAYING)
     proxy, api = scene.proxy(server.grpc_address), scene.api(server.grpc_address)
     held, idle = HeldStep(sink), HeldStep(sink)
     await api.register(manifest(retry=ONE_ATTEMPT))
@@ -200,7 +206,8 @@ async def test_a_stream_that_is_away_for_more_than_the_grace_loses_its_step_and_
     scene: Scene, sink: Sink
 ) -> None:
     """Row 3, I2: the other worker acts; what the first one does with its old token is refused, inside and outside."""
-    server = await scene.serve(**QUICK | {"disconnect_grace": 0.3})
+    # No ping is missed before its stream is cut.
+    server = await scene.serve(**STAYING | {"disconnect_grace": 0.3})
     proxy, api = scene.proxy(server.grpc_address), scene.api(server.grpc_address)
     first, second = HeldStep(sink), HeldStep(sink)
     await api.register(manifest(retry=SOON))
@@ -227,12 +234,12 @@ async def test_the_result_of_an_expired_lease_counts_until_somebody_else_has_the
     """Row 3: the token decides, not the time. The sweeper does not look for a while, as when its server hangs."""
     server = await scene.serve(**QUICK)
     api = scene.api(server.grpc_address)
-    await api.register(manifest(lease="1s", retry=SOON))
+    await api.register(manifest(retry=SOON))
     worker = await scene.raw(server.grpc_address)
     async with asleep(server.app.engine.sweeper.loop):
         run_ids = [(await api.start()).run_id for _ in range(2)]
         kept, lost = await worker.tasks(2)
-        await until_count(scene.dsn, "task where lease_expires_at < clock_timestamp()", 2)
+        await fetch(scene.dsn, "update task set lease_expires_at = clock_timestamp()")
         assert (await worker.complete(kept)).outcome == OK
     again = await worker.task()
     assert (again.task.run_id, again.attempt) == (lost.task.run_id, 2)

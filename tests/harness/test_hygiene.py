@@ -61,7 +61,7 @@ def test_what_a_test_leaves_behind_fails_it(tmp_path: Path, python_process: Call
     )
     options = ["-p", "no:cacheprovider", "-p", "no:randomly", "-rA"]
     process = python_process("-m", "pytest", *options, cwd=tmp_path)
-    assert process.wait(60) == pytest.ExitCode.TESTS_FAILED, process.logs
+    assert process.wait(150) == pytest.ExitCode.TESTS_FAILED, process.logs
     logs = process.logs
     for name in ("a_task", "a_process", "an_aio_channel", "a_channel"):
         assert f"ERROR test_cases.py::test_forgets_{name}" in logs, logs

@@ -89,7 +89,7 @@ def test_a_frozen_server_keeps_its_sessions_and_goes_on_later(postgres_process: 
         with pytest.raises(TimeoutError):
             answer.result(0.2)
         postgres_process.resume()
-        assert answer.result(5).fetchall() == [(2,)]
+        assert answer.result(60).fetchall() == [(2,)]
 
 
 def test_a_frozen_server_can_be_removed(new_postgres: Callable[..., PostgresServer]) -> None:
@@ -126,7 +126,7 @@ def test_it_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
         "print(server.pid, folder, flush=True); os.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=150, check=False
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     pid, folder = done.stdout.split()

@@ -19,6 +19,8 @@ from tests.fixtures.processes import Process
 from tests.fixtures.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
+# Of a pytest that hangs: several programs are started one after the other, and a database is made.
+TIMEOUT = 150.0
 
 CONFTEST = """
 import json
@@ -90,7 +92,7 @@ def records(folder: Path) -> list[dict[str, str]]:
 
 def first_record(process: Process, folder: Path) -> dict[str, str]:
     """Wait until a test runs."""
-    wait_until(lambda: records(folder) or not process.running, 30, what="a test runs")
+    wait_until(lambda: records(folder) or not process.running, TIMEOUT, what="a test runs")
     assert process.running, process.logs
     return records(folder)[0]
 
@@ -113,7 +115,7 @@ def test_all_test_workers_share_one_server_and_it_ends_with_the_session(
     run: Callable[..., Process], tmp_path: Path
 ) -> None:
     process = run(SHARED, "-n", "2")
-    assert process.wait(60) == 0, process.logs
+    assert process.wait(TIMEOUT) == 0, process.logs
     found = records(tmp_path)
     assert len(found) == 6
     assert len({record["admin_dsn"] for record in found}) == 1
@@ -125,7 +127,7 @@ def test_a_session_that_is_killed_takes_its_server_with_it(run: Callable[..., Pr
     record = first_record(process, tmp_path)
     process.signal(signal.SIGKILL)
     process.wait()
-    wait_until(lambda: leaves_no_trace(record), 30, what="nothing is left")
+    wait_until(lambda: leaves_no_trace(record), 60, what="nothing is left")
 
 
 def test_a_session_that_is_interrupted_takes_its_server_with_it(run: Callable[..., Process], tmp_path: Path) -> None:
@@ -138,21 +140,21 @@ def test_a_session_that_is_interrupted_takes_its_server_with_it(run: Callable[..
 
 def test_the_processes_of_a_test_worker_that_crashes_die_with_it(run: Callable[..., Process], tmp_path: Path) -> None:
     process = run(CRASHES, "-n", "1", "--max-worker-restart", "0")
-    assert process.wait(60) == pytest.ExitCode.TESTS_FAILED, process.logs
+    assert process.wait(TIMEOUT) == pytest.ExitCode.TESTS_FAILED, process.logs
     assert leaves_no_trace(records(tmp_path)[0])
     wait_until(lambda: is_gone(int((tmp_path / "child").read_text())), what="its child is gone")
 
 
 def test_a_test_without_a_database_starts_no_server(run: Callable[..., Process]) -> None:
     process = run(PURE)
-    assert process.wait(60) == 0, process.logs
+    assert process.wait(TIMEOUT) == 0, process.logs
 
 
 def test_a_server_named_by_the_environment_is_used_and_left_as_it_was(
     run: Callable[..., Process], tmp_path: Path, postgres_process: PostgresServer
 ) -> None:
     process = run(SHARED, FENCEPOST_TEST_DSN=postgres_process.dsn())
-    assert process.wait(60) == 0, process.logs
+    assert process.wait(TIMEOUT) == 0, process.logs
     record = records(tmp_path)[0]
     assert record["admin_dsn"] == postgres_process.dsn()
     assert "keeper" not in record

@@ -24,6 +24,7 @@ from tests.fixtures.raw_worker import seconds
 from tests.fixtures.servers import StartInProcessServer
 from tests.properties import workflows
 from tests.properties.oracle import Oracle
+from tests.properties.oracle_ends import GRACE
 from tests.properties.oracle_model import Complete, Fail, Outcome, Release
 from tests.properties.oracle_run import Limits
 from tests.properties.real import Real
@@ -248,7 +249,7 @@ class WholeMachine(Machine):
     def cancel(self, server: int, index: int, grace: float | None, request_id: str) -> None:
         run = self.of_interest(index, "PENDING", "RUNNING", "WAITING", "PAUSED")
         oracle, now = self.scene.oracle.runs[run], self.scene.now
-        cancel = functools.partial(oracle.cancel, 30.0 if grace is None else grace, now)
+        cancel = functools.partial(oracle.cancel, GRACE if grace is None else grace, now)
         wanted = oracle.once(request_id, ("cancel", grace), cancel)
         fields = {} if grace is None else {"grace": seconds(grace)}
         self.do(self.scene.call(server, "CancelRun", run, {**fields, "request_id": request_id}, wanted))
@@ -303,7 +304,9 @@ async def play(
     """Plays a machine with manifests on two servers: Hypothesis in a thread, the servers in this one."""
     # What fails by taking too long is slow to shrink, and a test is ended after three minutes.
     monkeypatch.setattr("hypothesis.internal.conjecture.engine.MAX_SHRINKING_SECONDS", SHRINKING_SECONDS)
-    quick = {"poll_interval": 0.05, "outage_gap": 60.0, "free_redeliveries": FREE, "listen_dsn": dsn}
+    quick = {
+        "poll_interval": 0.05, "outage_gap": 60.0, "free_redeliveries": FREE, "cancel_grace": GRACE, "listen_dsn": dsn,
+    }  # fmt: skip
     servers = [await in_process_server(dsn, **quick) for _ in range(2)]
     addresses = [server.grpc_address for server in servers]
     apis = [connect_api(address) for address in addresses]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from tests.fixtures.servers import InProcessServer
@@ -25,3 +26,17 @@ def paused(server: InProcessServer) -> bool:
 def pongs(server: InProcessServer) -> int:
     """How many pings its sessions have answered."""
     return sum(session._pulse._pong for session in sessions(server))
+
+
+def count_renewals(server: InProcessServer) -> Counter[str]:
+    """How often heartbeats have named tasks of each run, from now on."""
+    counted: Counter[str] = Counter()
+    renewer = server.app.engine.renewer
+    submit = renewer.submit
+
+    def note(renewal: Any) -> None:
+        counted.update(run_id for run_id, _task_id, _token in renewal.refs)
+        submit(renewal)
+
+    renewer.submit = note
+    return counted

@@ -21,7 +21,12 @@ from tests.fixtures.waiting import eventually
 from tests.sdk.peeking import pongs, sessions
 from tests.sdk.running import Running, running
 
-QUICK = {"ping_interval": 0.2, "disconnect_grace": 2.0, "heartbeat_interval": 0.3}
+PATIENT = {"disconnect_grace": 30.0}
+"""For workers that are to keep their leases, however long the machine holds them up on their way back."""
+PINGED = PATIENT | {"ping_interval": 0.2}
+"""For what only silence tells of."""
+STRICT = {"disconnect_grace": 0.3, "heartbeat_interval": 0.3}
+"""For workers that are to lose theirs, soon: a server that was held up itself keeps them for both of these times."""
 StartServer = Callable[..., Any]
 
 
@@ -53,7 +58,7 @@ async def started(address: str, **node: Any) -> tuple[AsyncClient, Any]:
 
 
 def reconnected(run: Running, times: int) -> bool:
-    return run.worker.stats().reconnects == times
+    return run.worker.stats().reconnects >= times
 
 
 async def attempts_of(run: Any) -> list[int]:
@@ -68,7 +73,7 @@ def gate() -> Gate:
 async def test_a_stream_that_breaks_amid_a_step_costs_nothing(
     in_process_server: StartServer, dsn: str, new_proxy: Callable[[str], Proxy], gate: Gate
 ) -> None:
-    server = await in_process_server(dsn, **QUICK)
+    server = await in_process_server(dsn, **PATIENT)
     proxy = new_proxy(server.grpc_address)
     async with running(Worker(proxy.address, [gate.step])) as (run,):
         client, started_run = await started(server.grpc_address)
@@ -88,7 +93,7 @@ async def test_a_stream_that_breaks_amid_a_step_costs_nothing(
 async def test_an_outcome_whose_ack_was_lost_is_sent_again_and_counts_once(
     in_process_server: StartServer, dsn: str, new_proxy: Callable[[str], Proxy], gate: Gate
 ) -> None:
-    server = await in_process_server(dsn, **QUICK)
+    server = await in_process_server(dsn, **PATIENT)
     proxy = new_proxy(server.grpc_address)
     async with running(Worker(proxy.address, [gate.step])) as (run,):
         client, started_run = await started(server.grpc_address)
@@ -108,7 +113,7 @@ async def test_an_outcome_whose_ack_was_lost_is_sent_again_and_counts_once(
 async def test_tasks_that_were_lost_on_the_way_are_offered_again_and_cost_no_attempt(
     in_process_server: StartServer, dsn: str, new_proxy: Callable[[str], Proxy], gate: Gate
 ) -> None:
-    server = await in_process_server(dsn, **QUICK)
+    server = await in_process_server(dsn, **PATIENT)
     proxy = new_proxy(server.grpc_address)
     async with running(Worker(proxy.address, [gate.step])):
         proxy.blackhole("down")
@@ -130,7 +135,7 @@ async def test_tasks_that_were_lost_on_the_way_to_a_worker_that_ends_cost_no_att
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(link, "LAST_WORD_SECONDS", 20.0)  # a stall of the machine is no part of this
-    server = await in_process_server(dsn, **{**QUICK, "disconnect_grace": 20.0})
+    server = await in_process_server(dsn, **PATIENT)
     proxy = new_proxy(server.grpc_address)
     gate.open.set()
     async with running(Worker(proxy.address, [gate.step])) as (run,):
@@ -150,7 +155,7 @@ async def test_tasks_that_were_lost_on_the_way_to_a_worker_that_ends_cost_no_att
 async def test_a_stream_that_is_dead_one_way_is_rebuilt(
     in_process_server: StartServer, dsn: str, new_proxy: Callable[[str], Proxy], gate: Gate
 ) -> None:
-    server = await in_process_server(dsn, **QUICK)
+    server = await in_process_server(dsn, **PINGED)
     proxy = new_proxy(server.grpc_address)
     async with running(Worker(proxy.address, [gate.step])) as (run,):
         proxy.blackhole("down")
@@ -167,7 +172,7 @@ async def test_a_stream_that_is_dead_one_way_is_rebuilt(
 async def test_a_worker_that_is_away_for_longer_than_the_grace_loses_its_lease_and_its_step_is_cancelled(
     in_process_server: StartServer, dsn: str, new_proxy: Callable[[str], Proxy], gate: Gate
 ) -> None:
-    server = await in_process_server(dsn, **QUICK | {"disconnect_grace": 0.3})
+    server = await in_process_server(dsn, **STRICT)
     proxy = new_proxy(server.grpc_address)
     second = Gate()
     async with running(Worker(proxy.address, [gate.step])) as (run,):
@@ -190,7 +195,7 @@ async def test_a_worker_that_is_away_for_longer_than_the_grace_loses_its_lease_a
 async def test_a_server_that_dies_amid_a_step_and_returns_gets_its_result_once(
     server_process: Callable[..., ServerProcess], dsn: str, gate: Gate
 ) -> None:
-    server = server_process(dsn, **QUICK | {"disconnect_grace": 10.0})
+    server = server_process(dsn, **PATIENT)
     async with running(Worker(server.grpc_address, [gate.step])) as (run,):
         client, started_run = await started(server.grpc_address)
         await eventually(lambda: gate.begun)
@@ -207,12 +212,12 @@ async def test_a_server_that_dies_amid_a_step_and_returns_gets_its_result_once(
 async def test_a_worker_goes_to_another_server_when_one_is_gone(
     server_process: Callable[..., ServerProcess], dsn: str, gate: Gate
 ) -> None:
-    servers = [server_process(dsn, **QUICK) for _ in range(2)]
+    servers = [server_process(dsn, **PATIENT) for _ in range(2)]
     target = ",".join(server.grpc_address for server in servers)
     gate.open.set()
     async with running(Worker(target, [gate.step])) as (run,):
         await asyncio.to_thread(servers[0].kill)
-        await eventually(lambda: run.worker.stats().reconnects == 1, 30)
+        await eventually(partial(reconnected, run, 1))
         client, started_run = await started(target)
         assert await started_run.result(timeout=30) == 1
         await client.close()
@@ -221,7 +226,7 @@ async def test_a_worker_goes_to_another_server_when_one_is_gone(
 async def test_streams_that_break_all_the_time_lose_nothing_and_burn_no_attempt(
     in_process_server: StartServer, dsn: str, new_proxy: Callable[[str], Proxy]
 ) -> None:
-    server = await in_process_server(dsn, **QUICK | {"disconnect_grace": 10.0})
+    server = await in_process_server(dsn, **PATIENT, free_redeliveries=100)
     proxy = new_proxy(server.grpc_address)
     ran: Counter[str] = Counter()
 
@@ -256,12 +261,13 @@ def more_done(run: Running, before: int) -> bool:
 async def test_a_session_that_is_asked_to_go_is_replaced_before_it_ends(
     in_process_server: StartServer, dsn: str, gate: Gate
 ) -> None:
-    server = await in_process_server(dsn, **QUICK, session_max_age=0.3)
+    server = await in_process_server(dsn, **PINGED, session_max_age=0.3)
     async with running(Worker(server.grpc_address, [gate.step], slots=3)) as (run,):
         client, held_up = await started(server.grpc_address)
         await eventually(lambda: gate.begun)
         await eventually(lambda: run.worker.stats().reconnects >= 2, 30)
-        assert len(sessions(server)) >= 2, "the old one is there while its step runs"
+        # Both at a time, if they had to come back.
+        await eventually(lambda: len(sessions(server)) >= 2, what="the old one is there while its step runs")
         assert gate.begun == [1]
         gate.open.set()
         assert await held_up.result(timeout=30) == 1
@@ -274,18 +280,23 @@ async def test_a_session_that_is_asked_to_go_is_replaced_before_it_ends(
 async def test_a_frozen_worker_loses_its_step_and_is_told_when_it_wakes(
     in_process_server: StartServer, dsn: str, python_process: Callable[..., Process], gate: Gate
 ) -> None:
-    server = await in_process_server(dsn, **QUICK | {"disconnect_grace": 0.3})
+    server = await in_process_server(dsn, ping_interval=0.2, **STRICT)
     worker = python_process("-m", "tests.sdk.worker_program", server.grpc_address, "hold")
-    client, started_run = await started(server.grpc_address, lease="1s", retry={"initial_delay": "10ms"})
-    await eventually(lambda: worker.events("begun"), 30)
+    client, started_run = await started(server.grpc_address, retry={"max_attempts": 20, "initial_delay": "10ms"})
+    await eventually(lambda: worker.events("begun"), 60)
     worker.pause()
     gate.open.set()
     async with running(Worker(server.grpc_address, [gate.step])):
-        assert await started_run.result(timeout=30) == 2
+        # Either of the two is also taken for frozen when the machine holds it up.
+        assert await started_run.result(timeout=30) == gate.begun[-1] > 1
     before = [event async for event in started_run.history()]
     worker.resume()
-    cancelled = await eventually(lambda: worker.events("cancelled"), 30)
-    assert cancelled[0]["reason"] == "LEASE_LOST"
+
+    def told() -> bool:
+        return len(worker.events("cancelled")) == len(worker.events("begun"))
+
+    await eventually(told, what="each attempt of the frozen worker is cancelled")
+    assert {event["reason"] for event in worker.events("cancelled")} == {"LEASE_LOST"}
     assert [event async for event in started_run.history()] == before
     assert await asyncio.to_thread(worker.terminate) == 0
     await client.close()
@@ -294,7 +305,7 @@ async def test_a_frozen_worker_loses_its_step_and_is_told_when_it_wakes(
 async def test_an_idle_worker_is_idle(
     in_process_server: StartServer, dsn: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = await in_process_server(dsn, **QUICK)
+    server = await in_process_server(dsn, **PINGED)
     ticks = 0
     tick = Session.tick
 
@@ -323,7 +334,7 @@ async def test_a_worker_waits_for_a_server_that_is_not_there_yet(
     proxy = new_proxy("127.0.0.1:1")
     gate.open.set()
     run = Running(Worker(proxy.address, [gate.step]))
-    server = await in_process_server(dsn, **QUICK)
+    server = await in_process_server(dsn, **PATIENT)
     await eventually(lambda: proxy.connections or True)
     proxy.retarget(server.grpc_address)
     await run.connected()

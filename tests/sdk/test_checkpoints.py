@@ -17,13 +17,14 @@ from tests.fixtures.waiting import eventually
 from tests.sdk.running import running
 
 AT_ONCE = {"max_attempts": 3, "initial_delay": "10ms", "jitter": 0}
-QUICK = {"ping_interval": 0.2, "disconnect_grace": 2.0, "heartbeat_interval": 0.3}
+OFTEN = {"max_attempts": 20, "initial_delay": "10ms", "multiplier": 1, "jitter": 0}
+"""For attempts that may also end because the machine holds them up."""
 
 
 async def result_of(server: InProcessServer, handler: Callable[..., Any], **node: Any) -> Any:
     """What a run of one step ends with."""
     async with running(Worker(server.grpc_address, [step("s1")(handler)])), AsyncClient(server.grpc_address) as client:
-        await client.register_definition(manifest(1, retry=AT_ONCE, **node))
+        await client.register_definition(manifest(1, **{"retry": AT_ONCE, **node}))
         return await (await client.start_run("wf", 1)).result(timeout=30)
 
 
@@ -91,7 +92,7 @@ async def test_checkpoints_are_not_the_next_steps(server: InProcessServer) -> No
 async def test_a_checkpoint_over_a_break_is_saved_when_the_worker_is_back(
     in_process_server: StartInProcessServer, dsn: str, new_proxy: Callable[[str], Proxy]
 ) -> None:
-    server = await in_process_server(dsn, **QUICK)
+    server = await in_process_server(dsn, disconnect_grace=30.0)  # however long the worker takes to come back
     proxy = new_proxy(server.grpc_address)
     begun, broken = threading.Event(), threading.Event()
 
@@ -99,7 +100,7 @@ async def test_a_checkpoint_over_a_break_is_saved_when_the_worker_is_back(
         if ctx.attempt == 2:
             return ctx.last_checkpoint
         begun.set()
-        assert broken.wait(10)
+        assert broken.wait(30)
         ctx.checkpoint("over the break")
         raise OperationalError("again")
 
@@ -137,14 +138,14 @@ async def test_a_checkpoint_that_only_the_server_can_not_record_is_an_error_of_i
 async def test_a_zombie_saves_nothing_and_is_told_that_its_lease_is_lost(
     in_process_server: StartInProcessServer, dsn: str, new_proxy: Callable[[str], Proxy], kind: str
 ) -> None:
-    server = await in_process_server(dsn, **{**QUICK, "disconnect_grace": 0.3})
+    server = await in_process_server(dsn, ping_interval=0.2, disconnect_grace=0.3, heartbeat_interval=0.3)
     proxy = new_proxy(server.grpc_address)
     errors: list[str] = []
     begun, taken = threading.Event(), threading.Event()
 
     def zombie(ctx: StepContext) -> None:
         begun.set()
-        assert taken.wait(15)
+        assert taken.wait(30)
         try:
             ctx.checkpoint("the zombie's")
         except LeaseLost as error:
@@ -176,7 +177,7 @@ async def test_a_zombie_saves_nothing_and_is_told_that_its_lease_is_lost(
 
     handler = step("s1")(zombie if kind == "sync" else async_zombie)
     async with running(Worker(proxy.address, [handler])), AsyncClient(server.grpc_address) as client:
-        await client.register_definition(manifest(1, retry=AT_ONCE))
+        await client.register_definition(manifest(1, retry=OFTEN))
         started = await client.start_run("wf")
         await eventually(begun.is_set)
         proxy.blackhole("both")
@@ -185,7 +186,7 @@ async def test_a_zombie_saves_nothing_and_is_told_that_its_lease_is_lost(
             proxy.heal()
             proxy.cut()
             assert await started.result(timeout=30) is None
-    assert errors == ["LEASE_LOST"]
+    assert set(errors) == {"LEASE_LOST"}
 
 
 async def test_an_attempt_that_times_out_leaves_what_it_has_saved(server: InProcessServer) -> None:
@@ -195,13 +196,13 @@ async def test_an_attempt_that_times_out_leaves_what_it_has_saved(server: InProc
         ctx.checkpoint("before it hung")
         return await asyncio.Event().wait()
 
-    assert await result_of(server, hang, timeout="300ms") == "before it hung"
+    assert await result_of(server, hang, timeout="300ms", retry=OFTEN) == "before it hung"
 
 
 async def test_people_see_the_newest_checkpoint_and_the_progress(
     in_process_server: StartInProcessServer, dsn: str
 ) -> None:
-    server = await in_process_server(dsn, **QUICK)
+    server = await in_process_server(dsn, heartbeat_interval=0.3)
     seen = threading.Event()
 
     @step("s1")
@@ -210,7 +211,7 @@ async def test_people_see_the_newest_checkpoint_and_the_progress(
         ctx.checkpoint("b")
         ctx.progress("1 of 2")
         ctx.progress("2 of 2")
-        assert seen.wait(10)
+        assert seen.wait(30)
 
     async with running(Worker(server.grpc_address, [work])), AsyncClient(server.grpc_address) as client:
         await client.register_definition(manifest(1))
@@ -218,12 +219,10 @@ async def test_people_see_the_newest_checkpoint_and_the_progress(
 
         async def shown() -> bool:
             (open_step,) = (await started.get()).open_steps or (None,)
-            return open_step is not None and open_step.progress is not None
+            assert open_step is not None
+            assert open_step.progress is not None
+            return (open_step.progress.decode(), open_step.checkpoint_number) == ("2 of 2", 2)
 
-        await eventually(shown)
-        (open_step,) = (await started.get()).open_steps
-        assert open_step.progress is not None
-        assert open_step.progress.decode() == "2 of 2"
-        assert open_step.checkpoint_number == 2
+        await eventually(shown)  # a heartbeat between the two may tell of the first one before
         seen.set()
         await started.result(timeout=30)

@@ -256,7 +256,7 @@ async def test_calls_under_way_end_when_their_client_is_closed_and_later_ones_co
     await ask.close()
     try:
         with pytest.raises(fencepost.ClientClosed):
-            await asyncio.wait_for(asyncio.shield(waiting), 2)
+            await asyncio.wait_for(asyncio.shield(waiting), 20)
     finally:
         assert await ask("terminate", on=started) is RunState.TERMINATED  # ends the wait if nothing else has
 
@@ -275,7 +275,7 @@ async def test_times_that_are_none_are_refused_before_anything_is_sent(ask: Eith
     ]
     for kind, method, arguments in wrong:
         with pytest.raises(kind, match=r"no (number of seconds|length of time)"):
-            await asyncio.wait_for(ask(method, run_id, **arguments), 5)
+            await asyncio.wait_for(ask(method, run_id, **arguments), 30)
     for timeout in (nan, "5"):
         with pytest.raises((TypeError, ValueError), match=r"timeout: .* no number of seconds"):
             type(ask.client)("127.0.0.1:1", timeout=timeout)  # type: ignore[arg-type]  # as is to be found out

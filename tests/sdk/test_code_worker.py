@@ -112,7 +112,8 @@ async def test_runs_that_wait_take_no_more_memory_than_the_cache_has(server: InP
     async with running(worker), AsyncClient(server.grpc_address) as client:
         handles = [await start(client, waiting, number) for number in range(20)]
         await eventually(lambda: worker.stats().advanced >= 40 and worker.stats().held == 0)
-        assert worker.stats().cached == 3
+        # The steps' thread hears of the last answers after the session's thread.
+        await eventually(lambda: worker.stats().cached == 3)
         for handle in handles:
             await handle.signal("go", 100)
         assert [await handle.result(timeout=30) for handle in handles] == [101 + number for number in range(20)]
@@ -329,7 +330,7 @@ async def burrow(ctx: WorkflowContext, depth: int) -> str:
 async def test_a_child_that_would_be_too_deep_fails_where_its_parent_awaits_it(server: InProcessServer) -> None:
     dug.clear()
     async with running(Worker(server.grpc_address, workflows=[burrow])), AsyncClient(server.grpc_address) as client:
-        told = await (await client.start_run(burrow, 0)).result(30)
+        told = await (await client.start_run(burrow, 0)).result(120)
     assert told.startswith(
         "32: the child could not be started: INVALID_REQUEST: more than 32 runs would be inside each"
     )

@@ -176,13 +176,13 @@ class Stopping:
 
     def obey_in_a_thread(self, ctx: StepContext) -> None:
         self.begun.set()
-        assert ctx.wait_cancelled(15)
+        assert ctx.wait_cancelled(60)
         self.seen.append((ctx.cancel_reason, 5 < (ctx.grace_remaining or 0) <= 30))
         ctx.raise_if_cancelled()
 
     def ignore(self, ctx: StepContext) -> str:
         self.begun.set()
-        assert self.go.wait(15)
+        assert self.go.wait(60)
         self.seen.append(ctx.cancel_reason)
         return "too late"
 
@@ -273,7 +273,7 @@ async def test_a_branch_that_fails_for_good_stops_its_sibling_and_what_that_comp
 
     @step("s2")
     def fail() -> None:
-        assert stopping.begun.wait(15)
+        assert stopping.begun.wait(60)
         raise PermanentError("no")
 
     @undo("u1")

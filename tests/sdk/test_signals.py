@@ -22,7 +22,7 @@ RETRY = {"max_attempts": 2, "initial_delay": "10ms"}
 
 async def begun(python_process: ProgramStarter, server: InProcessServer, *arguments: str) -> Process:
     worker = python_process("-m", "tests.sdk.worker_program", server.grpc_address, *arguments)
-    await eventually(lambda: worker.events("begun"), 30)
+    await eventually(lambda: worker.events("begun"), 60)
     return worker
 
 
@@ -41,7 +41,7 @@ async def test_a_step_under_way_is_finished_and_nothing_new_is_taken(
         worker.signal(number)
         await eventually(lambda: paused(server))
         later = await client.start_run("wf")
-        assert await asyncio.to_thread(worker.wait, 15) == 0
+        assert await asyncio.to_thread(worker.wait) == 0
         assert await run.result(timeout=30) == 1
         assert (await later.get()).state == "PENDING"
         (ended,) = worker.events("ended")
@@ -54,7 +54,7 @@ async def test_past_its_limit_a_worker_cuts_off_what_runs_and_says_so(
     async with AsyncClient(server.grpc_address) as client:
         run = await start(client)
         worker = await begun(python_process, server, "hold", "0.3")
-        assert await asyncio.to_thread(worker.terminate, 15) == 0
+        assert await asyncio.to_thread(worker.terminate) == 0
         assert worker.events("cancelled")[0]["reason"] == "WORKER_SHUTDOWN"
         history = [event async for event in run.history()]
         assert history[-1].kind == "step_retrying"
@@ -69,7 +69,7 @@ async def test_a_step_that_can_not_be_interrupted_does_not_keep_its_worker(
     async with AsyncClient(server.grpc_address) as client:
         run = await start(client)
         worker = await begun(python_process, server, mode, "0.3")
-        assert await asyncio.to_thread(worker.terminate, 20) == 0
+        assert await asyncio.to_thread(worker.terminate) == 0
         await eventually(lambda: worker.events("ended"))
         events = [event async for event in run.history()]
         assert events[-1].kind == "step_retrying"
@@ -82,7 +82,7 @@ async def test_a_second_signal_does_not_wait(server: InProcessServer, python_pro
         worker.signal(signal.SIGTERM)
         await eventually(lambda: "the worker stops" in worker.logs)
         worker.signal(signal.SIGTERM)
-        assert await asyncio.to_thread(worker.wait, 15) == 0
+        assert await asyncio.to_thread(worker.wait) == 0
 
 
 async def test_a_second_interrupt_amid_the_end_leaves_no_traceback(
@@ -94,7 +94,7 @@ async def test_a_second_interrupt_amid_the_end_leaves_no_traceback(
         worker.signal(signal.SIGINT)
         await eventually(lambda: "cut off" in worker.logs)
         worker.signal(signal.SIGINT)
-        assert await asyncio.to_thread(worker.wait, 15) == 0
+        assert await asyncio.to_thread(worker.wait) == 0
         assert "KeyboardInterrupt" not in worker.logs
 
 
@@ -114,9 +114,9 @@ async def test_a_program_without_logging_shows_where_its_worker_is_connected(
 ) -> None:
     worker = python_process("-c", PLAIN_PROGRAM, server.grpc_address)
     line = f"worker plain connected to {server.grpc_address}: 1 handler on queue default, 3 slots, session "
-    await eventually(lambda: line in worker.logs, 30)
+    await eventually(lambda: line in worker.logs, 60)
     worker.signal(signal.SIGTERM)
-    assert await asyncio.to_thread(worker.wait, 15) == 0
+    assert await asyncio.to_thread(worker.wait) == 0
     assert worker.logs.count(line) == 1
 
 
@@ -136,7 +136,7 @@ async def test_steps_that_were_not_begun_are_given_back_at_once(
             return open_step.state == "READY" and open_step.attempt == 0
 
         await eventually(given_back)
-        assert await asyncio.to_thread(worker.wait, 15) == 0
+        assert await asyncio.to_thread(worker.wait) == 0
         assert worker.events("ended")[0]["released"] == 1
 
 

@@ -50,6 +50,7 @@ def main(address: str, mode: str, drain_timeout: float) -> None:
     handler = in_thread if mode == "block" else on_loop
     worker = Worker(address, [handler], slots=2, drain_timeout=drain_timeout)
     worker.run()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever was held up, and sends one only now, is none of its business
     say("ended", **{name: getattr(worker.stats(), name) for name in ("started", "completed", "failed", "released")})
 
 

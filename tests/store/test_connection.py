@@ -16,6 +16,7 @@ from psycopg_pool import AsyncConnectionPool
 
 from fencepost_server.config import Config
 from fencepost_server.domain.errors import DatabaseUnavailable
+from fencepost_server.store import connection as store_connection
 from fencepost_server.store.connection import Database, connect, transaction
 from fencepost_server.store.errors import LOCK_TIMEOUT
 from fencepost_server.store.pipeline import Connection
@@ -42,7 +43,7 @@ async def connection(dsn: str) -> AsyncIterator[Connection]:
 
 @pytest_asyncio.fixture
 async def database(dsn: str) -> AsyncIterator[Database]:
-    database = Database(config_of(dsn, lock_timeout=0.1, batch_timeout=1), "test", 1)
+    database = Database(config_of(dsn, lock_timeout=0.1), "test", 1)
     await database.open()
     yield database
     await database.close()
@@ -112,9 +113,9 @@ async def test_a_transaction_has_its_own_limits_and_leaves_the_connection_as_it_
     names = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout", "enable_seqscan")
     show = ("select " + ", ".join(f"current_setting('{name}')" for name in names)).encode()
     before = await (await connection.execute(show)).fetchone()
-    config = config_of(dsn, lock_timeout=0.25, statement_timeout=3, idle_in_transaction_timeout=4)
+    config = config_of(dsn, lock_timeout=0.25, statement_timeout=33, idle_in_transaction_timeout=44)
     async with transaction(connection, config) as session:
-        assert await session.rows(show) == [("250ms", "3s", "4s", "off")]
+        assert await session.rows(show) == [("250ms", "33s", "44s", "off")]
         assert await session.rows(b"show transaction_isolation") == [("read committed",)]
     assert await (await connection.execute(show)).fetchone() == before
 
@@ -131,8 +132,8 @@ async def test_a_transaction_that_takes_too_long_has_its_socket_shut(dsn: str) -
     began = time.monotonic()
     with pytest.raises(psycopg.OperationalError):
         async with transaction(connection, config_of(dsn, batch_timeout=0.5, statement_timeout=60)) as session:
-            await session.rows(b"select pg_sleep(5)")
-    assert time.monotonic() - began < 3
+            await session.rows(b"select pg_sleep(60)")
+    assert time.monotonic() - began < 7, "before the default"
     assert connection.closed
 
 
@@ -200,8 +201,12 @@ async def test_many_who_wait_for_a_connection_are_served_in_their_order_and_ask_
     assert asked == 201
 
 
-async def test_a_connection_that_is_not_made_in_time_is_given_up_at_once(without_collector: None) -> None:
+async def test_a_connection_that_is_not_made_in_time_is_given_up_at_once(
+    without_collector: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not when the collector comes by: meanwhile the other side would keep up what nobody has any more."""
+    # The driver's limit is looked at here. A second after it comes another one, which on a slow machine may be due too.
+    monkeypatch.setattr(store_connection, "_hosts", lambda _dsn: 20)
     begun = ended = 0
 
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -225,11 +230,13 @@ async def test_a_connection_that_is_not_made_in_time_is_given_up_at_once(without
         await eventually(lambda: ended == begun, what="the sockets of both are closed")
 
 
-async def test_a_statement_alone_is_stopped_at_the_time_limit(database: Database) -> None:
+async def test_a_statement_alone_is_stopped_at_the_time_limit(database: Database, dsn: str) -> None:
     began = time.monotonic()
+    database.config = config_of(dsn, batch_timeout=1)
     with pytest.raises(DatabaseUnavailable):
-        await database.single(b"select pg_sleep(5)")
-    assert time.monotonic() - began < 4
+        await database.single(b"select pg_sleep(60)")
+    assert time.monotonic() - began < 7, "before the default"
+    database.config = config_of(dsn)
     assert await database.rows(b"select 2") == [(2,)]
 
 

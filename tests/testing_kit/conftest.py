@@ -1,4 +1,4 @@
-"""Servers of the test kit, on the database server of the test session."""
+"""Servers of the test kit, on the database server of the test session, and workers that the machine may hold up."""
 
 from __future__ import annotations
 
@@ -7,9 +7,20 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 import pytest_asyncio
 
+from fencepost import Worker
 from fencepost.testing import AsyncEnvironment, TestServer
 from fencepost.testing.kit import load
 from fencepost.testing.server import Starting
+
+
+@pytest.fixture(autouse=True)
+def patient_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn of a workflow amid which the machine stands still is none that has to be interrupted, and its function to
+    be called again.
+    """
+    defaults = Worker.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "deadlock_timeout", 60.0)
 
 
 @pytest.fixture(scope="session")

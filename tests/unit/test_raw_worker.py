@@ -152,6 +152,7 @@ async def test_it_comes_back_as_the_same_process_with_what_it_holds(server: Serv
     await worker.tasks(3)
     await worker.next(pb.Revoke)
     await worker.reconnect()
+    assert await worker.ended() is None
     assert hellos[0].process_nonce == hellos[1].process_nonce
     assert list(hellos[1].previous_session_ids) == ["a"]
     assert [ref.task_id for ref in hellos[1].held] == [2, 3]

@@ -30,7 +30,7 @@ def _evicted() -> Iterator[None]:
 
 @pytest.fixture
 def client(server: Server) -> Client:
-    return Client(channel=server.channel, namespace="shop", timeout=2.0)
+    return Client(channel=server.channel, namespace="shop", timeout=60.0)
 
 
 @pytest_asyncio.fixture

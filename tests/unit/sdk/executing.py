@@ -50,7 +50,7 @@ class Harness:
     def close(self) -> None:
         self.executor.close()
         self.users_loop.call_soon_threadsafe(self.users_loop.stop)
-        self.thread.join(5)
+        self.thread.join(30)
         assert not self.thread.is_alive()
 
 

@@ -63,20 +63,20 @@ def in_thread(function: Any, *arguments: Any, **keywords: Any) -> Future[Any]:
 def test_in_a_thread_a_checkpoint_blocks_until_it_is_saved() -> None:
     context, _, desk = at_desk()
     saving = in_thread(context.checkpoint, {"done": 1})
-    assert desk.came.wait(5)
+    assert desk.came.wait(30)
     assert not saving.done()
     assert (desk.taken[0].number, desk.taken[0].state.json) == (1, '{"done":1}')
     desk.taken[0].succeed()
-    assert saving.result(5) is None
+    assert saving.result(30) is None
 
 
 def test_in_a_thread_a_checkpoint_that_can_not_be_saved_raises_why() -> None:
     context, _, desk = at_desk()
     saving = in_thread(context.checkpoint, 1)
-    assert desk.came.wait(5)
+    assert desk.came.wait(30)
     desk.taken[0].fail(LeaseLost("gone"))
     with pytest.raises(LeaseLost, match="gone"):
-        saving.result(5)
+        saving.result(30)
 
 
 def test_who_does_not_want_to_wait_does_not() -> None:
@@ -93,7 +93,7 @@ async def test_on_a_loop_a_checkpoint_is_handed_over_at_once_and_may_be_awaited(
     await asyncio.sleep(0)
     assert not waiting.done()
     desk.taken[0].succeed()
-    assert await asyncio.wait_for(waiting, 5) is None
+    assert await asyncio.wait_for(waiting, 30) is None
 
 
 async def test_a_wait_that_is_cancelled_harms_nobody_else() -> None:
@@ -119,7 +119,7 @@ def test_numbers_grow_from_the_last_one_also_over_threads_and_arrive_in_order() 
     context = StepContext(lease)
     threads = [in_thread(lambda: [context.checkpoint(0, wait=False) for _ in range(50)]) for _ in range(4)]
     for thread in threads:
-        thread.result(5)
+        thread.result(30)
     assert [saving.number for saving in desk.taken] == list(range(8, 208))
 
 

@@ -164,7 +164,7 @@ async def test_no_lease_waits_behind_a_busy_thread_while_another_may_be_started(
     barrier = threading.Barrier(4)
 
     def meet() -> int:
-        return barrier.wait(5)
+        return barrier.wait(30)
 
     for number in range(25):
         harness.results.clear()
@@ -293,7 +293,7 @@ async def test_who_waits_for_a_checkpoint_of_a_worker_that_has_ended_is_told_so(
 
     def save(ctx: StepContext) -> None:
         begun.set()
-        ended.wait(5)
+        ended.wait(30)
         try:
             ctx.checkpoint(1)
         except LeaseLost as error:

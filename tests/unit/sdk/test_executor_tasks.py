@@ -180,8 +180,11 @@ async def test_what_is_kept_for_a_task_is_not_found_by_another_step(harness: Har
 async def test_what_a_step_has_waited_for_is_not_kept(harness: Harness) -> None:
     class Large: ...
 
+    async def make() -> Large:
+        return Large()
+
     async def wait() -> bool:
-        large = await asyncio.to_thread(Large)
+        large = await asyncio.create_task(make())  # not from a thread, which may hold on to it for longer
         known = weakref.ref(large)
         del large
         await asyncio.sleep(0)

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from fencepost import link as link_module
+from fencepost import session as session_module
 from fencepost.channel import Backoff, Targets
 from fencepost.ledger import Effects
 from fencepost.link import Link
@@ -103,7 +104,7 @@ async def test_a_worker_that_leaves_does_not_wait_for_a_server_that_stays_away(
     life = asyncio.create_task(link.run())
     await eventually(lambda: link.session.session_id and not link.session.is_open)
     link.leave()
-    await asyncio.wait_for(life, 3)
+    await asyncio.wait_for(life, 30)
 
 
 async def test_a_worker_that_leaves_does_not_wait_for_a_server_that_has_refused_it(
@@ -127,8 +128,13 @@ async def test_a_worker_that_leaves_does_not_wait_for_a_server_that_has_refused_
     await asyncio.wait_for(life, 10)
 
 
-async def test_a_worker_that_leaves_before_its_hello_is_out_does_not_wait_for_the_server() -> None:
+async def test_a_worker_that_leaves_before_its_hello_is_out_does_not_wait_for_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nobody can have given it anything: the address takes connections and says nothing."""
+    # Neither gRPC nor the session gives it up by itself in the time of this test.
+    monkeypatch.setattr(link_module, "channel_options", lambda _size: [("grpc.min_reconnect_backoff_ms", 120_000)])
+    monkeypatch.setattr(session_module, "WELCOME_TIMEOUT", 120.0)
     connected, over = asyncio.Event(), asyncio.Event()
 
     async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -142,7 +148,7 @@ async def test_a_worker_that_leaves_before_its_hello_is_out_does_not_wait_for_th
         life = asyncio.create_task(link.run())
         await connected.wait()
         link.leave()
-        await asyncio.wait_for(life, 3)
+        await asyncio.wait_for(life, 30)
         over.set()
 
 
@@ -160,5 +166,5 @@ async def test_a_worker_that_leaves_does_not_wait_for_the_registration_of_its_wo
     life = asyncio.create_task(link.run())
     await begun.wait()
     link.leave()
-    await asyncio.wait_for(life, 3)
+    await asyncio.wait_for(life, 30)
     assert ended.is_set()

@@ -53,7 +53,7 @@ def test_events_of_code_runs_tell_what_their_ops_are(server: Server, client: Cli
 def test_a_code_run_is_asked_and_its_answer_is_decoded(server: Server, client: Client) -> None:
     asked = server.ask(lambda: client.handle("r1").query("progress", {"of": 1}, timeout=2.5, type=list[int]))
     request = server.answer(method("QueryRun"), runs.QueryRunResponse(output=payload_pb2.Payload(json="[1, 2]")))
-    assert asked.result(5) == [1, 2]
+    assert asked.result(30) == [1, 2]
     assert (request.run_id, request.name, request.input.json) == ("r1", "progress", '{"of":1}')
     assert request.timeout.ToMilliseconds() == 2500
 
