@@ -13,8 +13,9 @@ import pytest
 
 from fencepost.v1 import run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
+from fencepost_server.engine import engine
 from fencepost_server.session import pulse
-from tests.engine.rows import fetch
+from tests.engine.rows import fetch, holding
 from tests.fixtures.api import Api
 from tests.fixtures.manifests import handler_names, manifest
 from tests.fixtures.raw_worker import LEASE_LOST, OK, RawWorker, StreamEnded
@@ -72,8 +73,7 @@ async def test_a_worker_that_does_not_finish_in_time_is_cut_off_and_another_serv
     """I13."""
     first = await in_process_server(dsn, shutdown_grace=0.3, disconnect_grace=0.3)
     second = await in_process_server(dsn, disconnect_grace=0.3, poll_interval=0.05)
-    # A stop does not wait for its leases to be cut down to the grace: they end soon in any case.
-    runs = await started(connect_api(first.grpc_address), retry={"initial_delay": "0s"}, lease="15s")
+    runs = await started(connect_api(first.grpc_address), retry={"initial_delay": "0s"})
     worker = await connect_worker(first.grpc_address)
     task = await worker.task()
     await first.stop()
@@ -86,6 +86,31 @@ async def test_a_worker_that_does_not_finish_in_time_is_cut_off_and_another_serv
     assert (await other.complete(task)).outcome == LEASE_LOST
     assert (await other.complete(again)).outcome == OK
     await connect_api(second.grpc_address).wait(runs[0])
+
+
+async def test_a_stop_waits_until_the_leases_of_whom_it_has_cut_off_last_for_the_grace_alone(
+    in_process_server: StartInProcessServer,
+    dsn: str,
+    connect_api: Connect,
+    connect_worker: ConnectWorker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else another server would go on with them only a minute later."""
+    monkeypatch.setattr(engine, "_CLOSING", 30.0)
+    server = await in_process_server(dsn, disconnect_grace=5)
+    await started(connect_api(server.grpc_address))
+    worker = await connect_worker(server.grpc_address)
+    await worker.task()
+    closer = server.app.engine.closer
+    async with holding(dsn, "select from task for update"):
+        await worker.drop()
+        await eventually(lambda: any(closer._waiting.values()), what="they are locked when it tries")
+        flushing = asyncio.create_task(server.app.engine.flush(30))
+        await eventually(lambda: max(closer._waiting.values()) > 3)
+        assert not flushing.done()
+    await flushing
+    [(left,)] = await fetch(dsn, LEFT)
+    assert left <= 5
 
 
 def set_for(server: InProcessServer, worker: RawWorker, **settings: float) -> None:

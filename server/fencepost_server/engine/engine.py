@@ -56,6 +56,7 @@ from fencepost_server.store.tasks import Ref
 log = logging.getLogger("fencepost.engine")
 
 _HOUSEKEEPING = 60.0
+_CLOSING = 2.0
 
 
 class Engine:
@@ -139,7 +140,8 @@ class Engine:
 
     async def flush(self, timeout: float) -> None:
         """Wait until the lanes are empty, at most so many seconds. Before that for a claim under way: its sessions have
-        ended, so its tasks go back by the lanes. Cut off it would be committed all the same, and cost attempts.
+        ended, so its tasks go back by the lanes. Cut off it would be committed all the same, and cost attempts. And
+        after it until the leases of workers that were cut off last for no more than the grace.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -147,6 +149,11 @@ class Engine:
                 await asyncio.gather(*(lane.drain() for lane in self.lanes))
         except TimeoutError:
             log.warning("stopping although operations still wait for the database")
+        try:
+            async with asyncio.timeout(_CLOSING):
+                await self.closer.drain()
+        except TimeoutError:
+            log.warning("stopping although leases of workers that were cut off last for their full time")
 
     async def stop(self) -> None:
         """End everything at once."""

@@ -194,12 +194,19 @@ class Closer:
         self._database = database
         self._cut = cut
         self._waiting: dict[str, int] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
         self.loop = Loop("close", self.run_once)
 
     def submit(self, session_id: str) -> None:
         """A stream has ended."""
         self._waiting[session_id] = 0
+        self._idle.clear()
         self.loop.wake()
+
+    async def drain(self) -> None:
+        """Wait until the leases of all ended streams were cut."""
+        await self._idle.wait()
 
     async def run_once(self) -> float | None:
         """Handle all streams that have ended, together: a thousand of them may end at once."""
@@ -215,6 +222,7 @@ class Closer:
         for session_id in closed:
             del self._waiting[session_id]
         if not self._waiting:
+            self._idle.set()
             return None
         return 0.0 if done else _SKIPPED_PAUSE
 
