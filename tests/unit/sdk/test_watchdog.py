@@ -7,9 +7,11 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
+from fencepost import watchdog as watchdog_module
 from fencepost.watchdog import TurnInterrupted, Watchdog
 
 
@@ -74,6 +76,34 @@ def test_a_turn_may_take_longer_by_what_it_was_granted() -> None:
     watchdog = Watchdog(0.02)
     with watching(watchdog):
         assert watchdog.run("r", 60.0, slow) == "done"
+
+
+@pytest.mark.parametrize("ran", [0.0, 10.0])
+def test_time_in_which_the_process_did_not_run_does_not_count(ran: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unlike that in which code of the turn kept everybody else from running, such as a regular expression."""
+    clock = SimpleNamespace(now=100.0, ran=1.0)
+    times = SimpleNamespace(monotonic=lambda: clock.now, process_time=lambda: clock.ran)
+    monkeypatch.setattr(watchdog_module, "time", times)
+    watchdog = Watchdog(2.0)
+
+    def turn() -> None:
+        clock.now += 0.5
+        watchdog.check()
+        clock.now, clock.ran = clock.now + 10, clock.ran + ran  # stopped for ten seconds, or at work
+        watchdog.check()
+        clock.now += 0.9
+        watchdog.check()
+
+    with pytest.raises(TurnInterrupted) if ran else contextlib.nullcontext():
+        watchdog.run("r", 0.0, turn)
+
+    def late() -> None:
+        turn()
+        clock.now += 0.9
+        watchdog.check()
+
+    with pytest.raises(TurnInterrupted):
+        watchdog.run("r", 0.0, late)
 
 
 def test_an_error_of_a_turn_is_its_own() -> None:

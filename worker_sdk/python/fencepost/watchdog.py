@@ -2,7 +2,8 @@
 
 A turn is the time from an event until the workflow's function waits again; it has nothing to wait for, so one that
 lasts for seconds is stuck. Another thread (the session's) raises `TurnInterrupted` in the thread of the turns, and
-again each second until the turn ends: code may catch it. What can't be interrupted so is code in C.
+again each second until the turn ends: code may catch it. What can't be interrupted so is code in C. Seconds in which
+the process does not run at all (it was stopped, or the machine had no processor for it) are nobody's fault.
 
 The one who ends a turn and the one who interrupts it use a lock, so that nothing but a turn is ever interrupted.
 """
@@ -28,6 +29,8 @@ REPLAYED_A_SECOND = 10_000
 """How many events of a history are granted a second of their own, over the limit of a turn."""
 AGAIN_AFTER = 1.0
 ALARM_AFTER = 10.0
+STANDSTILL = 1.0
+"""Nobody has looked for so many seconds, which happens a few times a second otherwise."""
 
 _raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
@@ -48,6 +51,10 @@ class Watchdog:
         self._extra = 0.0
         self._interrupts = 0
         self._alarms = 0
+        # Of the last look: its time, and the processor time of the process; then when the turn under way began, and for
+        # how long the process has stood still in it.
+        self._looked, self._ran = time.monotonic(), time.process_time()
+        self._still = (0.0, 0.0)
 
     # In the thread of the turns.
 
@@ -100,10 +107,11 @@ class Watchdog:
 
     def check(self) -> None:
         """Interrupt the turn under way if it takes too long; to be called a few times a second."""
-        began = self._began
+        began, now = self._began, time.monotonic()
+        still = self._stood_still(began, now)
         if not began:
             return
-        lasted = time.monotonic() - began
+        lasted = now - began - still
         if lasted < self.limit + self._extra + self._interrupts * AGAIN_AFTER:
             return
         with self._lock:
@@ -128,6 +136,17 @@ class Watchdog:
                 lasted,
                 self._where(),
             )
+
+    def _stood_still(self, began: float, now: float) -> float:
+        """For how many seconds of the turn under way the process did not run."""
+        gap, ran = now - self._looked, time.process_time()
+        if self._still[0] != began:
+            self._still = (began, 0.0)
+        # Code in C that keeps everybody else waiting runs, and counts.
+        if gap > STANDSTILL and ran - self._ran < gap / 10:
+            self._still = (began, self._still[1] + min(gap, now - began))
+        self._looked, self._ran = now, ran
+        return self._still[1]
 
     def _where(self) -> str:
         frame = sys._current_frames().get(self._thread)
