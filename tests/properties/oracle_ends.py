@@ -11,13 +11,11 @@ from typing import Any
 from tests.properties.oracle_flow import Flow
 from tests.properties.oracle_model import Failure, Place, Policy, Task, Timer, Undoable, Value, Wait, seconds
 
-GRACE = 3600.0
-"""Longer than any test, as all times that are not over at once."""
-
 
 class Ends(Flow):
-    """A run that can end."""
+    """A run that can end. ``grace``: of its open steps when it fails."""
 
+    grace: float
     late: list[tuple[Place, Value]]
     dropped: list[Task]
     kept: tuple[list[Timer], list[Wait], list[tuple[int, str, Any]]]
@@ -25,7 +23,7 @@ class Ends(Flow):
     def node_failed(self, failure: Failure) -> None:
         """A node failed for good: the run fails, unless it ends already."""
         if self.ending is None:
-            self.end("FAILED", failure, GRACE)
+            self.end("FAILED", failure, self.grace)
         else:
             self.go_on_ending()
 

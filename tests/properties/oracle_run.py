@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.properties.oracle_ends import GRACE, Ends
+from tests.properties.oracle_ends import Ends
 from tests.properties.oracle_model import (
     Answer,
     Complete,
@@ -35,6 +35,7 @@ class Limits:
     """What the servers are set to."""
 
     free_redeliveries: int = 3
+    cancel_grace: float = 30.0
 
 
 def _outcome_proper(outcome: Outcome) -> Outcome:
@@ -59,6 +60,7 @@ class Run(Ends):
         self.dropped = []
         self.kept = ([], [], [])
         self.limits = limits
+        self.grace = limits.cancel_grace
         self.now = now
         self.outcomes: dict[tuple[int, int], tuple[Outcome, Answer, bool]] = {}
         self.requests: dict[str, tuple[object, Answer]] = {}
@@ -269,7 +271,7 @@ class Run(Ends):
             return
         self.touched = True
         if timer.kind == "RUN_TIMEOUT":
-            self.end("FAILED", Failure("PERMANENT", "RUN_TIMEOUT"), GRACE)
+            self.end("FAILED", Failure("PERMANENT", "RUN_TIMEOUT"), self.grace)
         elif timer.kind == "SLEEP":
             assert timer.place is not None
             assert timer.value is not None

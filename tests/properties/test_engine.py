@@ -24,7 +24,6 @@ from tests.fixtures.raw_worker import seconds
 from tests.fixtures.servers import StartInProcessServer
 from tests.properties import workflows
 from tests.properties.oracle import Oracle
-from tests.properties.oracle_ends import GRACE
 from tests.properties.oracle_model import Complete, Fail, Outcome, Release
 from tests.properties.oracle_run import Limits
 from tests.properties.real import Real
@@ -48,6 +47,8 @@ FAILS = st.builds(
     checkpoint=st.none() | st.tuples(st.integers(1, 3), st.just("last")),
 )
 LONG = 86400.0
+GRACE = 3600.0
+"""The servers' ``cancel_grace``: longer than any example takes, as all times here that are not over at once."""
 REQUEST_IDS = st.sampled_from(["", "", "c1", "c2"])
 
 
@@ -319,7 +320,7 @@ async def play(
     def enter() -> Scene:
         real = Real(dsn, apis, addresses, f"n{next(numbers)}")
         wait(real.open())
-        return Scene(Oracle(Limits(FREE)), real)
+        return Scene(Oracle(Limits(FREE, GRACE)), real)
 
     async def run(machine: type[Machine], manifests: tuple[workflows.Manifest, ...], examples: int, steps: int) -> None:
         members = {"manifests": manifests, "enter": staticmethod(enter), "wait": staticmethod(wait)}
