@@ -17,12 +17,13 @@ from prometheus_client.samples import Sample
 from psycopg.rows import dict_row
 
 from fencepost.v1 import run_pb2
+from fencepost.v1 import worker_service_pb2 as pb
 from fencepost_server.domain.model import EventType
 from fencepost_server.engine.loops import Loop
 from tests.fixtures.api import Api
 from tests.fixtures.processes import Process
 from tests.fixtures.proxy import Proxy
-from tests.fixtures.raw_worker import RawWorker
+from tests.fixtures.raw_worker import OK, RawWorker
 from tests.fixtures.servers import InProcessServer, Setting, StartInProcessServer
 from tests.fixtures.waiting import TIMEOUT, eventually
 
@@ -173,6 +174,17 @@ async def leased_to(dsn: str, session_id: str) -> list[TaskState]:
 async def until_printed(process: Process, event: str, n: int = 1, timeout: float = 60) -> None:
     """Wait until a worker program has said something so many times; it may only be starting, beside others."""
     await eventually(lambda: len(process.events(event)) >= n, timeout, what=f"{event} is printed {n} times")
+
+
+async def until_accepted(worker: RawWorker, frame: int, n: int) -> list[int]:
+    """Wait until so many more items of a frame are acknowledged, all OK; returns their places in it."""
+    places: list[int] = []
+    while len(places) < n:
+        ack = await worker.next(pb.Ack, 30)
+        assert ack.frame_id == frame
+        assert {result.outcome for result in ack.results} == {OK}
+        places.extend(result.index for result in ack.results)
+    return places
 
 
 def attempts(events: Iterable[run_pb2.Event]) -> list[int]:

@@ -14,11 +14,10 @@ from fencepost.v1 import run_service_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from tests.engine.code import CODE, CONTINUE, MANIFEST, held, local
 from tests.faults.conftest import StartCodeWorker
-from tests.faults.scene import QUICK, STAYING, Scene, until_printed
+from tests.faults.scene import QUICK, STAYING, Scene, until_accepted, until_printed
 from tests.faults.sink import ONCE, Sink
 from tests.fixtures.api import DEADLINE, kinds
 from tests.fixtures.databases import database_address, redirected
-from tests.fixtures.raw_worker import OK
 from tests.fixtures.servers import Setting, StartServerProcess
 from tests.fixtures.waiting import eventually, until_in_transaction
 
@@ -95,19 +94,9 @@ async def test_a_server_that_stops_amid_an_advance_holds_up_only_the_run_that_it
     kept = (await again.next(pb.Welcome, 30)).held
     assert all(result.kept for result in kept if result.task != items[0].task)
     frame = await again.send(pb.Advance(items=items))
-    answers: list[int] = []
-
-    async def answered(n: int) -> None:
-        while len(answers) < n:
-            ack = await again.next(pb.Ack, 30)
-            assert ack.frame_id == frame
-            assert {result.outcome for result in ack.results} == {OK}
-            answers.extend(result.index for result in ack.results)
-
-    await answered(19)
-    assert sorted(answers) == list(range(1, 20))
+    assert sorted(await until_accepted(again, frame, 19)) == list(range(1, 20))
     database.reset()
-    await answered(20)
+    assert await until_accepted(again, frame, 1) == [0]
     database.heal()
     stopped.resume()
     for item in items:

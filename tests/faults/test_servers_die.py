@@ -21,6 +21,7 @@ from tests.faults.scene import (
     attempts,
     count,
     metrics,
+    until_accepted,
     until_count,
     until_printed,
 )
@@ -28,7 +29,6 @@ from tests.faults.sink import ONCE, Sink
 from tests.fixtures.api import kinds
 from tests.fixtures.databases import database_address, redirected
 from tests.fixtures.manifests import handler_names, manifest
-from tests.fixtures.raw_worker import OK
 from tests.fixtures.servers import ServerProcess, Setting, StartServerProcess
 from tests.fixtures.waiting import eventually, until_in_transaction
 
@@ -144,19 +144,9 @@ async def test_a_server_that_stops_amid_a_transaction_holds_up_only_the_runs_tha
     await again.send(again.hello(previous_session_ids=worker.sessions, held=held))
     assert all(result.kept for result in (await again.next(pb.Welcome, 30)).held if result.task != locked.task)
     frame = await again.send(pb.Complete(items=[pb.CompleteItem(task=task) for task in held]))
-    answers: list[int] = []
-
-    async def answered(n: int) -> None:
-        while len(answers) < n:
-            ack = await again.next(pb.Ack, 30)
-            assert ack.frame_id == frame
-            assert {result.outcome for result in ack.results} == {OK}
-            answers.extend(result.index for result in ack.results)
-
-    await answered(19)
-    assert sorted(answers) == list(range(1, 20))
+    assert sorted(await until_accepted(again, frame, 19)) == list(range(1, 20))
     database.reset()
-    await answered(20)
+    assert await until_accepted(again, frame, 1) == [0]
     database.heal()
     stopped.resume()
     await eventually(lambda: _sessions_of(stopped, 0))

@@ -131,8 +131,9 @@ class Kit:
                     await asyncio.wait({ended}, timeout=LOOK_INTERVAL)
                     if pilot.failure is not None:
                         raise pilot.failure
-                    # One that has ended may only be slow to tell so.
-                    if pilot.idle_for > self._patience and not (await self._newest(run_id)).ended:
+                    if pilot.idle_for > self._patience and not ended.done():
+                        if (await self._newest(run_id)).ended:
+                            continue  # only the answer is late
                         raise Stalled(await self._why(run_id))
                 return ended.result()
             except TimeoutError as error:
