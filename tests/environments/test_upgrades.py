@@ -28,7 +28,7 @@ from tests.faults.scene import COMPLETED, ENDED, ONE_ATTEMPT, Scene, attempts, c
 from tests.faults.sink import ONCE, Sink
 from tests.fixtures.manifests import handler_names, manifest
 from tests.fixtures.servers import StartServerProcess
-from tests.fixtures.waiting import TIMEOUT, until_blocked
+from tests.fixtures.waiting import until_blocked
 from tests.unit.sdk.building import DONE, frames, given, only, opened, task
 
 OURS = migrations()
@@ -155,7 +155,7 @@ async def test_a_migration_that_has_to_wait_for_a_table_holds_up_nobody(
         migrating = asyncio.create_task(migrate(dsn))
         for _ in range(3):
             await until_blocked(dsn)
-            await asyncio.wait_for(fetch(dsn, "select from task"), TIMEOUT)
+            await asyncio.wait_for(fetch(dsn, "select from task"), 10)  # it waits for half a second at a time
         assert not migrating.done()
     assert await migrating == [NEXT.name]
     await check(dsn)

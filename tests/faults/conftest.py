@@ -64,7 +64,8 @@ class StartCodeWorker(Protocol):
     def __call__(self, *addresses: str, **options: Any) -> Process:
         """Start a worker for the servers at ``addresses``; see code_program. Returns before it is connected.
 
-        Unless told otherwise it takes no workflow for stuck that it was only not given the time to run.
+        Unless told otherwise it takes no workflow for stuck that it was only not given the time to run; with
+        ``deadlock_timeout=None`` as workers do of themselves.
         """
 
 
@@ -73,7 +74,8 @@ def code_process(python_process: Callable[..., Process], sink: Sink) -> StartCod
     """Starts workers that decide code workflows, as processes."""
 
     def start(*addresses: str, **options: Any) -> Process:
-        given = json.dumps({"deadlock_timeout": 60.0, **options})
+        options = {"deadlock_timeout": 60.0, **options}
+        given = json.dumps({name: value for name, value in options.items() if value is not None})
         return python_process("-m", "tests.faults.code_program", ",".join(addresses), sink.dsn, given)
 
     return start

@@ -157,7 +157,7 @@ async def test_a_function_that_never_waits_fails_its_task_and_the_other_runs_go_
     """Row 44: ``while True: pass``, with the limit that workers have unless told otherwise."""
     server = await scene.serve(**STAYING)
     api = scene.api(server.grpc_address)
-    worker = code_process(server.grpc_address, deadlock_timeout=2.0)
+    worker = code_process(server.grpc_address, deadlock_timeout=None)
     await until_printed(worker, "connected")
     others = await api.start_many([api.start_request("plain", "1") for _ in range(50)])
     stuck = (await api.start("stuck")).run_id

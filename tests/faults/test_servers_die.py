@@ -117,7 +117,7 @@ async def test_a_server_that_stops_amid_a_transaction_holds_up_only_the_runs_tha
 ) -> None:
     """Row 46: the lanes of the other server go on, with the other runs of the very same batch, while the lock is held,
     which is as long as the test says: the database would wait for minutes, and so would a statement. The locked run
-    goes on when the database has ended the stopped transaction.
+    goes on when its transaction has ended. That the database ends it in time is shown in test_schedules.
     """
     database = scene.proxy(database_address(scene.dsn))
     times: dict[str, Setting] = {"lanes": 1, "idle_in_transaction_timeout": 300.0}

@@ -14,7 +14,8 @@ import pytest
 from fencepost.v1 import run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost_server.engine import engine
-from fencepost_server.session import pulse
+from fencepost_server.session import pulse, stream
+from fencepost_server.store import tasks as stored_tasks
 from tests.engine.rows import fetch, holding
 from tests.fixtures.api import Api
 from tests.fixtures.manifests import handler_names, manifest
@@ -97,20 +98,54 @@ async def test_a_stop_waits_until_the_leases_of_whom_it_has_cut_off_last_for_the
 ) -> None:
     """Else another server would go on with them only a minute later."""
     monkeypatch.setattr(engine, "_CLOSING", 30.0)
+    monkeypatch.setattr(stream, "_ENDING", 30.0)
     server = await in_process_server(dsn, disconnect_grace=5)
     await started(connect_api(server.grpc_address))
     worker = await connect_worker(server.grpc_address)
     await worker.task()
-    closer = server.app.engine.closer
+    app = server.app
+    closer = app.engine.closer
+
+    async def drained() -> None:
+        await app.grpc.streams.drain(0.01)
+        await app.engine.flush(30)
+
     async with holding(dsn, "select from task for update"):
-        await worker.drop()
-        await eventually(lambda: any(closer._waiting.values()), what="they are locked when it tries")
-        flushing = asyncio.create_task(server.app.engine.flush(30))
-        await eventually(lambda: max(closer._waiting.values()) > 3)
-        assert not flushing.done()
-    await flushing
+        draining = asyncio.create_task(drained())
+        await eventually(lambda: max(closer._waiting.values(), default=0) > 3, what="they are locked when it tries")
+        assert not draining.done()
+    await draining
     [(left,)] = await fetch(dsn, LEFT)
     assert left <= 5
+
+
+async def test_a_stop_waits_for_a_process_that_is_being_welcomed(
+    server: InProcessServer, api: Api, connect_worker: ConnectWorker, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes its steps along to the next server, and has to be told to go there."""
+    await started(api)
+    worker = await connect_worker(server.grpc_address)
+    await worker.task()
+    adopt, tried, freed = stored_tasks.adopt, asyncio.Event(), asyncio.Event()
+
+    async def when_it_is_free(*arguments: Any) -> Any:
+        tried.set()
+        await freed.wait()
+        return await adopt(*arguments)
+
+    monkeypatch.setattr(stored_tasks, "adopt", when_it_is_free)
+    back = asyncio.create_task(worker.reconnect())
+    await asyncio.wait_for(tried.wait(), 30)
+    streams = server.app.grpc.streams
+    await eventually(lambda: not streams._streams, what="its former stream has ended")
+    draining = asyncio.create_task(streams.drain(30))
+    await asyncio.sleep(0)
+    assert not draining.done()
+    freed.set()
+    assert [result.kept for result in (await back).held] == [True]
+    assert (await worker.next(pb.Drain)).grace.ToTimedelta().total_seconds() > 0
+    await worker.drop()
+    await draining
 
 
 def set_for(server: InProcessServer, worker: RawWorker, **settings: float) -> None:

@@ -154,6 +154,28 @@ async def test_a_held_lease_that_a_transaction_has_just_now_is_still_kept(
     assert (await worker.complete(task)).outcome == OK
 
 
+async def test_a_lease_that_was_kept_does_not_run_out_while_another_one_is_waited_for(
+    server: InProcessServer, api: Api, connect_worker: ConnectWorker, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker can't renew it before the Welcome."""
+    await started(api, 2)
+    worker = await connect_worker(server.grpc_address, capacity=2)
+    tasks = await worker.tasks(2)
+    await execute(dsn, "update task set lease_ms = 1000")
+    adopt, passes = stored_tasks.adopt, 0
+
+    async def counted(*arguments: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        return await adopt(*arguments)
+
+    monkeypatch.setattr(stored_tasks, "adopt", counted)
+    async with holding(dsn, "select from task where run_id = %s for update", [tasks[0].task.run_id]):
+        welcome = await worker.reconnect()
+    assert {r.task.run_id: r.kept for r in welcome.held} == {t.task.run_id: t is not tasks[0] for t in tasks}
+    assert passes <= 5, "half of its second is over"
+
+
 async def test_the_leases_of_a_stream_that_ended_last_for_the_grace_then_cost_an_attempt(
     in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, connect_worker: ConnectWorker
 ) -> None:

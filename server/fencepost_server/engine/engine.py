@@ -139,29 +139,30 @@ class Engine:
         self.firing.draining = True
 
     async def flush(self, timeout: float) -> None:
-        """Wait until the lanes are empty, at most so many seconds. Before that for a claim under way: its sessions have
-        ended, so its tasks go back by the lanes. Cut off it would be committed all the same, and cost attempts. And
-        after it until the leases of workers that were cut off last for no more than the grace.
+        """Wait until the lanes are empty and the leases of workers that were cut off last for no more than the grace,
+        at most so many seconds. Before that for a claim under way: its sessions have ended, so its tasks go back by the
+        lanes. Cut off it would be committed all the same, and cost attempts.
         """
         try:
             async with asyncio.timeout(timeout):
                 await self.dispatcher.claimed()
-                await asyncio.gather(*(lane.drain() for lane in self.lanes))
+                await asyncio.gather(*(lane.drain() for lane in self.lanes), self._close())
         except TimeoutError:
             log.warning("stopping although operations still wait for the database")
+
+    async def _close(self) -> None:
         try:
             async with asyncio.timeout(_CLOSING):
                 await self.closer.drain()
         except TimeoutError:
-            log.warning("stopping although leases of workers that were cut off last for their full time")
+            log.warning("stopping although leases of workers that were cut off may last for their full time")
 
     async def stop(self) -> None:
         """End everything at once."""
         await asyncio.gather(*(loop.stop() for loop in self.loops))
         await asyncio.gather(*(lane.stop() for lane in self.lanes))
         self.blocked.flush()
-        await self.database.close()
-        await self.reads.close()
+        await asyncio.gather(self.database.close(), self.reads.close())
 
     @property
     def healthy(self) -> bool:

@@ -17,6 +17,7 @@ from fencepost_server.store.tasks import Expired, Lease, Ref
 
 _SKIPPED_PAUSE = 0.05
 _ADOPT_PAUSES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+_ADOPT_SECONDS = 3.2
 _MAX_PAGES = 40
 _MAX_LEASES = 100_000
 _MAX_CLOSING, _MAX_TRIES = 1000, 100
@@ -164,20 +165,23 @@ async def adopt(database: Database, row: SessionRow, previous: Sequence[str], he
     never received.
 
     ``previous`` are sessions of the same process (checked by the caller). A lease that a transaction holds just now is
-    tried again for about three seconds, a third of the time that a worker waits for its Welcome. Then the worker takes
-    it for lost, while its outcome, if one is under way, still counts by its token.
+    tried again for about three seconds, a third of the time that a worker waits for its Welcome, and for no more than
+    half of the shortest lease that was kept: its heartbeats begin after the Welcome. Then the worker takes it for lost,
+    while its outcome, if one is under way, still counts by its token.
     """
     adopted = Adopted()
     rest = list(held)
+    now = asyncio.get_running_loop().time
+    give_up = now() + _ADOPT_SECONDS
     for pause in _ADOPT_PAUSES:
-        if not rest:
+        if not rest or now() + pause > give_up:
             break
-        if pause:
-            await asyncio.sleep(pause)
+        await asyncio.sleep(pause)
         async with database.transaction() as session:
             renewed, locked = await tasks.adopt(session, row.namespace, row.session_id, rest)
         adopted.kept.update(renewed)
         rest = [ref for ref in rest if ref in locked]
+        give_up = min([give_up, *(now() + lease.seconds / 2 for lease in renewed.values())])
     if previous:
         leases = await tasks.session_leases(database, previous, _MAX_LEASES)
         skipped = set(rest)

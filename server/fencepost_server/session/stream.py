@@ -37,6 +37,8 @@ from fencepost_server.wire.status import aborting, sanitised
 
 log = logging.getLogger("fencepost.session")
 
+_ENDING = 1.0
+
 Frame = tuple[int, pb.SessionRequest | None]
 """Size in bytes, and the message, or None if the bytes are none."""
 Context = grpc.aio.ServicerContext[Frame, bytes]
@@ -73,7 +75,7 @@ class WorkerStreams:
         self._streams: dict[str, _Stream] = {}
         self._opening = 0
         self._fewer = asyncio.Event()
-        """Set when a stream has ended."""
+        """Set when ``count`` may be less."""
         self._leave_by = 0.0
         """Monotonic time by which the workers have to be gone; 0: this server does not drain."""
         self.on_decider: Callable[[], None] = lambda: None
@@ -113,18 +115,24 @@ class WorkerStreams:
 
     async def drain(self, grace: float) -> None:
         """Ask all workers to go elsewhere, also those that are being welcomed, and wait until their tasks have ended,
-        at most ``grace`` seconds.
+        at most ``grace`` seconds. Whoever is still there then is cut off.
         """
         self._leave_by = time.monotonic() + grace
         for stream in list(self._streams.values()):
             _send_away(stream.session, grace)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace):
-                while self._streams:
-                    self._fewer.clear()
-                    await self._fewer.wait()
+        await self._gone(grace)
         for stream in list(self._streams.values()):
             stream.session.end(ServerDraining("the server is shutting down"))
+        # What they leave (tasks to give back, leases to cut) is the engine's to write only once they have ended.
+        await self._gone(_ENDING)
+
+    async def _gone(self, timeout: float) -> None:
+        """Wait until nobody is left, at most so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while self.count:
+                    self._fewer.clear()
+                    await self._fewer.wait()
 
     async def _serve(self, _requests: AsyncIterator[Frame], context: Context) -> None:
         try:
@@ -155,6 +163,7 @@ class WorkerStreams:
             raise
         finally:
             self._opening -= 1
+            self._fewer.set()
         stream = _Stream(session, context, self._config)
         self._streams[session.session_id] = stream
         for side in _sides(session):

@@ -78,9 +78,13 @@ def test_a_turn_may_take_longer_by_what_it_was_granted() -> None:
         assert watchdog.run("r", 60.0, slow) == "done"
 
 
-@pytest.mark.parametrize("ran", [0.0, 10.0])
-def test_time_in_which_the_process_did_not_run_does_not_count(ran: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unlike that in which code of the turn kept everybody else from running, such as a regular expression."""
+@pytest.mark.parametrize(("gap", "ran", "stuck"), [(10.0, 0.0, False), (10.0, 10.0, True), (2.0, 0.3, False)])
+def test_time_in_which_the_process_did_not_run_does_not_count(
+    gap: float, ran: float, stuck: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unlike that in which it ran: code of the turn may keep everybody else from running, as a regular expression does,
+    and between the last look and the stop there is always some.
+    """
     clock = SimpleNamespace(now=100.0, ran=1.0)
     times = SimpleNamespace(monotonic=lambda: clock.now, process_time=lambda: clock.ran)
     monkeypatch.setattr(watchdog_module, "time", times)
@@ -89,12 +93,12 @@ def test_time_in_which_the_process_did_not_run_does_not_count(ran: float, monkey
     def turn() -> None:
         clock.now += 0.5
         watchdog.check()
-        clock.now, clock.ran = clock.now + 10, clock.ran + ran  # stopped for ten seconds, or at work
+        clock.now, clock.ran = clock.now + gap, clock.ran + ran
         watchdog.check()
         clock.now += 0.9
         watchdog.check()
 
-    with pytest.raises(TurnInterrupted) if ran else contextlib.nullcontext():
+    with pytest.raises(TurnInterrupted) if stuck else contextlib.nullcontext():
         watchdog.run("r", 0.0, turn)
 
     def late() -> None:

@@ -142,9 +142,10 @@ class Watchdog:
         gap, ran = now - self._looked, time.process_time()
         if self._still[0] != began:
             self._still = (began, 0.0)
-        # Code in C that keeps everybody else waiting runs, and counts.
-        if gap > STANDSTILL and ran - self._ran < gap / 10:
-            self._still = (began, self._still[1] + min(gap, now - began))
+        if gap > STANDSTILL:
+            # Code in C that keeps everybody else waiting runs, and counts, as does what ran before and after the stop.
+            stood = min(gap - (ran - self._ran), now - began)
+            self._still = (began, self._still[1] + max(0.0, stood))
         self._looked, self._ran = now, ran
         return self._still[1]
 

@@ -131,9 +131,7 @@ class Kit:
                     await asyncio.wait({ended}, timeout=LOOK_INTERVAL)
                     if pilot.failure is not None:
                         raise pilot.failure
-                    if pilot.idle_for > self._patience and not ended.done():
-                        if (await self._newest(run_id)).ended:
-                            continue  # only the answer is late
+                    if pilot.idle_for > self._patience and not ended.done() and not await self._has_ended(run_id):
                         raise Stalled(await self._why(run_id))
                 return ended.result()
             except TimeoutError as error:
@@ -163,6 +161,13 @@ class Kit:
             rest = await self._server.pilot.waits_for()
             return f"run {run.run_id} of {run.workflow_id} is {run.state.value}{failure}{for_what}; {rest}"
         return f"run {run_id} has not ended"
+
+    async def _has_ended(self, run_id: str) -> bool:
+        """Whether only the answer of who waits for it is late."""
+        with contextlib.suppress(FencepostError):
+            run = await self._newest(run_id)
+            return run.ended and not run.next_run_id
+        return False
 
     async def _newest(self, run_id: str) -> Run:
         """The run, or what it has become by continuing as new: that is what has not ended."""
