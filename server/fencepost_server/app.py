@@ -91,6 +91,12 @@ async def _drain(server: Running) -> None:
     started = time.monotonic()
     await server.grpc.set_serving(serving=False)
     server.engine.drain()
+    if server.grpc.streams.count:
+        log.info(
+            "waiting up to %g s for %d worker streams to finish; a second signal does not wait",
+            server.config.shutdown_grace,
+            server.grpc.streams.count,
+        )
     await server.grpc.streams.drain(server.config.shutdown_grace)
     await server.engine.flush(max(2.0, server.config.shutdown_grace - (time.monotonic() - started)))
 

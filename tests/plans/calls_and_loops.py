@@ -156,9 +156,9 @@ _GIVEN: dict[str, tuple[str, str, dict[str, Any], set[str], int]] = {
         {"task_session", "task_pkey"},
         2500,
     ),
-    "count long": (
+    "long sessions": (
         "task",
-        "count_long",
+        "long_sessions",
         {"sessions": Uuids([session_id(10)]), "grace": timedelta(seconds=1)},
         {"task_session"},
         600,

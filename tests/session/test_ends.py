@@ -13,10 +13,10 @@ import pytest
 
 from fencepost.v1 import run_pb2
 from fencepost.v1 import worker_service_pb2 as pb
-from fencepost_server.engine import engine
+from fencepost_server.engine import engine, leases
 from fencepost_server.session import pulse, stream
 from fencepost_server.store import tasks as stored_tasks
-from tests.engine.rows import fetch, holding
+from tests.engine.rows import count, fetch, holding
 from tests.fixtures.api import Api
 from tests.fixtures.manifests import handler_names, manifest
 from tests.fixtures.raw_worker import LEASE_LOST, OK, RawWorker, StreamEnded
@@ -117,6 +117,33 @@ async def test_a_stop_waits_until_the_leases_of_whom_it_has_cut_off_last_for_the
     await draining
     [(left,)] = await fetch(dsn, LEFT)
     assert left <= 5
+
+
+async def test_leases_that_stay_locked_are_cut_when_they_are_free_and_hold_up_no_others(
+    in_process_server: StartInProcessServer,
+    dsn: str,
+    connect_api: Connect,
+    connect_worker: ConnectWorker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However long that takes, and although only so many are tried at a time."""
+    monkeypatch.setattr(leases, "_OFTEN", 3)
+    monkeypatch.setattr(leases, "_RARELY", 0.1)
+    monkeypatch.setattr(leases, "_MAX_CLOSING", 1)
+    server = await in_process_server(dsn, disconnect_grace=5)
+    await started(connect_api(server.grpc_address), 2)
+    locked, free = [await connect_worker(server.grpc_address, capacity=1) for _ in range(2)]
+    run_id = (await locked.task()).task.run_id
+    await free.task()
+    closer = server.app.engine.closer
+    async with holding(dsn, "select from task where run_id = %s for update", [run_id]):
+        await locked.drop()
+        await eventually(lambda: max(closer._waiting.values(), default=0) > 5, what="it is tried again and again")
+        await free.drop()
+        await eventually(lambda: count(dsn, "task", "lease_expires_at < clock_timestamp() + interval '6 s'"))
+        assert list(closer._waiting) == locked.sessions
+    await closer.drain()
+    assert await count(dsn, "task", "lease_expires_at < clock_timestamp() + interval '6 s'") == 2
 
 
 async def test_a_stop_waits_for_a_process_that_is_being_welcomed(

@@ -20,7 +20,9 @@ _ADOPT_PAUSES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 _ADOPT_SECONDS = 3.2
 _MAX_PAGES = 40
 _MAX_LEASES = 100_000
-_MAX_CLOSING, _MAX_TRIES = 1000, 100
+_MAX_CLOSING = 1000
+_OFTEN, _RARELY, _MAX_TRIES = 100, 1.0, 3700
+"""An ended stream's leases that are locked are tried for five seconds at short pauses, then for an hour at longer ones."""
 _STATEMENT_LEASES = 5000
 _MAX_WAITING = 20  # frames of one session: a heartbeat of 10,000 leases has ten
 _MAX_PROGRESS = 4 << 20  # characters of one session
@@ -217,18 +219,20 @@ class Closer:
         if not self._waiting:
             return None
         ended = list(self._waiting)[:_MAX_CLOSING]
-        done = await tasks.shorten(self._database, ended, self._config.disconnect_grace)
+        left = await tasks.shorten(self._database, ended, self._config.disconnect_grace)
         self._cut(self._config.disconnect_grace)
-        for session_id in ended:
-            self._waiting[session_id] += 1
-        closed = [s for s in ended if done or self._waiting[s] >= _MAX_TRIES]
+        for session_id in ended:  # to the end, so that none keeps others from their turn
+            self._waiting[session_id] = self._waiting.pop(session_id) + 1
+        closed = [s for s in ended if s not in left or self._waiting[s] >= _MAX_TRIES]
         await cluster.close_sessions(self._database, closed)
         for session_id in closed:
             del self._waiting[session_id]
         if not self._waiting:
             self._idle.set()
             return None
-        return 0.0 if done else _SKIPPED_PAUSE
+        if not left:
+            return 0.0
+        return _SKIPPED_PAUSE if min(self._waiting.values()) < _OFTEN else _RARELY
 
 
 class Sweeper:

@@ -199,13 +199,15 @@ async def session_leases(database: Database, session_ids: Sequence[str], limit: 
     return [((run_id, task_id, token), session_id) for run_id, task_id, token, session_id in rows]
 
 
-async def shorten(database: Database, session_ids: Sequence[str], grace: float) -> bool:
-    """Cut the leases of ended sessions down to the grace. False if some could not be had: call again."""
+async def shorten(database: Database, session_ids: Sequence[str], grace: float) -> set[str]:
+    """Cut the leases of ended sessions down to the grace. Returns the sessions of which some could not be had: call
+    again.
+    """
     params = {"sessions": Uuids(session_ids), "grace": timedelta(seconds=grace)}
     async with database.transaction() as session:
         session.send(query("task", "shorten"), params)
-        left = await session.rows(query("task", "count_long"), params)
-    return not left[0][0]
+        left = await session.rows(query("task", "long_sessions"), params)
+    return {session_id for (session_id,) in left}
 
 
 @dataclass(frozen=True, slots=True)

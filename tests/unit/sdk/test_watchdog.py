@@ -78,7 +78,9 @@ def test_a_turn_may_take_longer_by_what_it_was_granted() -> None:
         assert watchdog.run("r", 60.0, slow) == "done"
 
 
-@pytest.mark.parametrize(("gap", "ran", "stuck"), [(10.0, 0.0, False), (10.0, 10.0, True), (2.0, 0.3, False)])
+@pytest.mark.parametrize(
+    ("gap", "ran", "stuck"), [(10.0, 0.0, False), (10.0, 10.0, True), (2.0, 0.3, False), (0.9, 0.1, False)]
+)
 def test_time_in_which_the_process_did_not_run_does_not_count(
     gap: float, ran: float, stuck: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,24 +92,43 @@ def test_time_in_which_the_process_did_not_run_does_not_count(
     monkeypatch.setattr(watchdog_module, "time", times)
     watchdog = Watchdog(2.0)
 
+    def work(quarters: int) -> None:
+        for _ in range(quarters):
+            clock.now, clock.ran = clock.now + 0.25, clock.ran + 0.25
+            watchdog.check()
+
     def turn() -> None:
-        clock.now += 0.5
-        watchdog.check()
+        work(2)
         clock.now, clock.ran = clock.now + gap, clock.ran + ran
         watchdog.check()
-        clock.now += 0.9
-        watchdog.check()
+        work(4)
 
     with pytest.raises(TurnInterrupted) if stuck else contextlib.nullcontext():
         watchdog.run("r", 0.0, turn)
 
     def late() -> None:
         turn()
-        clock.now += 0.9
-        watchdog.check()
+        work(3)
 
     with pytest.raises(TurnInterrupted):
         watchdog.run("r", 0.0, late)
+
+
+def test_code_that_sleeps_and_lets_nobody_run_is_interrupted_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code in C that keeps the interpreter's lock: from outside, the process stands still again and again."""
+    clock = SimpleNamespace(now=100.0)
+    times = SimpleNamespace(monotonic=lambda: clock.now, process_time=lambda: 1.0)
+    monkeypatch.setattr(watchdog_module, "time", times)
+    watchdog = Watchdog(2.0)
+
+    def turn() -> None:
+        for _ in range(30):
+            clock.now += 1.5
+            watchdog.check()
+
+    with pytest.raises(TurnInterrupted):
+        watchdog.run("r", 0.0, turn)
+    assert 100 + 20 * 1.5 < clock.now <= 100 + 23 * 1.5
 
 
 def test_an_error_of_a_turn_is_its_own() -> None:

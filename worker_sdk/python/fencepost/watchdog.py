@@ -29,8 +29,10 @@ REPLAYED_A_SECOND = 10_000
 """How many events of a history are granted a second of their own, over the limit of a turn."""
 AGAIN_AFTER = 1.0
 ALARM_AFTER = 10.0
-STANDSTILL = 1.0
+STANDSTILL = 0.5
 """Nobody has looked for so many seconds, which happens a few times a second otherwise."""
+STANDSTILLS = 20
+"""How many a turn is granted: code in C that sleeps, and lets nobody else run meanwhile, looks the same."""
 
 _raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
@@ -51,10 +53,10 @@ class Watchdog:
         self._extra = 0.0
         self._interrupts = 0
         self._alarms = 0
-        # Of the last look: its time, and the processor time of the process; then when the turn under way began, and for
-        # how long the process has stood still in it.
+        # Of the last look: its time, and the processor time of the process; then when the turn under way began, how
+        # often the process has stood still in it, and for how long.
         self._looked, self._ran = time.monotonic(), time.process_time()
-        self._still = (0.0, 0.0)
+        self._still = (0.0, 0, 0.0)
 
     # In the thread of the turns.
 
@@ -141,13 +143,14 @@ class Watchdog:
         """For how many seconds of the turn under way the process did not run."""
         gap, ran = now - self._looked, time.process_time()
         if self._still[0] != began:
-            self._still = (began, 0.0)
-        if gap > STANDSTILL:
+            self._still = (began, 0, 0.0)
+        _, times, seconds = self._still
+        if gap > STANDSTILL and times < STANDSTILLS:
             # Code in C that keeps everybody else waiting runs, and counts, as does what ran before and after the stop.
             stood = min(gap - (ran - self._ran), now - began)
-            self._still = (began, self._still[1] + max(0.0, stood))
+            self._still = (began, times + 1, seconds + max(0.0, stood))
         self._looked, self._ran = now, ran
-        return self._still[1]
+        return self._still[2]
 
     def _where(self) -> str:
         frame = sys._current_frames().get(self._thread)
