@@ -141,7 +141,7 @@ async def test_leases_that_stay_locked_are_cut_when_they_are_free_and_hold_up_no
         await eventually(lambda: max(closer._waiting.values(), default=0) > 5, what="it is tried again and again")
         await free.drop()
         await eventually(lambda: count(dsn, "task", "lease_expires_at < clock_timestamp() + interval '6 s'"))
-        assert list(closer._waiting) == locked.sessions
+        await eventually(lambda: list(closer._waiting) == locked.sessions)
     await closer.drain()
     assert await count(dsn, "task", "lease_expires_at < clock_timestamp() + interval '6 s'") == 2
 

@@ -22,7 +22,7 @@ _MAX_PAGES = 40
 _MAX_LEASES = 100_000
 _MAX_CLOSING = 1000
 _OFTEN, _RARELY, _MAX_TRIES = 100, 1.0, 3700
-"""An ended stream's leases that are locked are tried for five seconds at short pauses, then for an hour at longer ones."""
+"""Locked leases of ended streams are tried for five seconds at short pauses, then for an hour at longer ones."""
 _STATEMENT_LEASES = 5000
 _MAX_WAITING = 20  # frames of one session: a heartbeat of 10,000 leases has ten
 _MAX_PROGRESS = 4 << 20  # characters of one session
