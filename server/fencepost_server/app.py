@@ -98,7 +98,7 @@ async def _drain(server: Running) -> None:
             server.grpc.streams.count,
         )
     await server.grpc.streams.drain(server.config.shutdown_grace)
-    await server.engine.flush(max(2.0, server.config.shutdown_grace - (time.monotonic() - started)))
+    await server.engine.flush(max(3.0, server.config.shutdown_grace - (time.monotonic() - started)))
 
 
 async def serve(

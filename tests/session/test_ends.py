@@ -35,6 +35,19 @@ async def started(api: Api, n: int = 1, **overrides: Any) -> list[str]:
     return [r.started.run_id for r in await api.start_many([api.start_request() for _ in range(n)])]
 
 
+def tries(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """What was left each time that leases of ended sessions were cut."""
+    shorten, told = stored_tasks.shorten, []
+
+    async def telling(*arguments: Any) -> set[str]:
+        left = await shorten(*arguments)
+        told.append(left)
+        return left
+
+    monkeypatch.setattr(stored_tasks, "shorten", telling)
+    return told
+
+
 async def test_a_server_that_stops_asks_its_workers_to_finish_and_takes_nothing_new(
     in_process_server: StartInProcessServer, dsn: str, connect_api: Connect, connect_worker: ConnectWorker
 ) -> None:
@@ -103,8 +116,7 @@ async def test_a_stop_waits_until_the_leases_of_whom_it_has_cut_off_last_for_the
     await started(connect_api(server.grpc_address))
     worker = await connect_worker(server.grpc_address)
     await worker.task()
-    app = server.app
-    closer = app.engine.closer
+    app, tried = server.app, tries(monkeypatch)
 
     async def drained() -> None:
         await app.grpc.streams.drain(0.01)
@@ -112,7 +124,7 @@ async def test_a_stop_waits_until_the_leases_of_whom_it_has_cut_off_last_for_the
 
     async with holding(dsn, "select from task for update"):
         draining = asyncio.create_task(drained())
-        await eventually(lambda: max(closer._waiting.values(), default=0) > 3, what="they are locked when it tries")
+        await eventually(lambda: len(tried) > 3, what="they are locked when it tries")
         assert not draining.done()
     await draining
     [(left,)] = await fetch(dsn, LEFT)
@@ -127,23 +139,23 @@ async def test_leases_that_stay_locked_are_cut_when_they_are_free_and_hold_up_no
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However long that takes, and although only so many are tried at a time."""
-    monkeypatch.setattr(leases, "_OFTEN", 3)
+    monkeypatch.setattr(leases, "_OFTEN_FOR", 0.1)
     monkeypatch.setattr(leases, "_RARELY", 0.1)
     monkeypatch.setattr(leases, "_MAX_CLOSING", 1)
-    server = await in_process_server(dsn, disconnect_grace=5)
+    server = await in_process_server(dsn, disconnect_grace=20)
     await started(connect_api(server.grpc_address), 2)
     locked, free = [await connect_worker(server.grpc_address, capacity=1) for _ in range(2)]
     run_id = (await locked.task()).task.run_id
     await free.task()
-    closer = server.app.engine.closer
+    closer, tried = server.app.engine.closer, tries(monkeypatch)
     async with holding(dsn, "select from task where run_id = %s for update", [run_id]):
         await locked.drop()
-        await eventually(lambda: max(closer._waiting.values(), default=0) > 5, what="it is tried again and again")
+        await eventually(lambda: len(tried) > 5, what="it is tried again and again")
         await free.drop()
-        await eventually(lambda: count(dsn, "task", "lease_expires_at < clock_timestamp() + interval '6 s'"))
+        await eventually(lambda: count(dsn, "task", "lease_expires_at < clock_timestamp() + interval '21 s'"))
         await eventually(lambda: list(closer._waiting) == locked.sessions)
     await closer.drain()
-    assert await count(dsn, "task", "lease_expires_at < clock_timestamp() + interval '6 s'") == 2
+    assert await count(dsn, "task", "lease_expires_at < clock_timestamp() + interval '21 s'") == 2
 
 
 async def test_a_stop_waits_for_a_process_that_is_being_welcomed(
@@ -173,6 +185,40 @@ async def test_a_stop_waits_for_a_process_that_is_being_welcomed(
     assert (await worker.next(pb.Drain)).grace.ToTimedelta().total_seconds() > 0
     await worker.drop()
     await draining
+
+
+async def test_leases_of_whom_a_stop_has_not_seen_end_last_for_the_grace_alone(
+    in_process_server: StartInProcessServer,
+    dsn: str,
+    connect_api: Connect,
+    connect_worker: ConnectWorker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as those of a process that is still being welcomed when the time is up."""
+    monkeypatch.setattr(engine, "_CLOSING", 30.0)
+    monkeypatch.setattr(stream, "_ENDING", 0.05)
+    server = await in_process_server(dsn, disconnect_grace=5)
+    await started(connect_api(server.grpc_address))
+    worker = await connect_worker(server.grpc_address)
+    await worker.task()
+    adopted, freed = asyncio.Event(), asyncio.Event()
+    opened = server.app.engine.open_session
+
+    async def slow(*arguments: Any) -> Any:
+        answer = await opened(*arguments)
+        adopted.set()
+        await freed.wait()
+        return answer
+
+    monkeypatch.setattr(server.app.engine, "open_session", slow)
+    back = asyncio.create_task(worker.reconnect())
+    await asyncio.wait_for(adopted.wait(), 30)
+    await server.app.grpc.streams.drain(0.01)
+    await server.app.engine.flush(30)
+    [(left,)] = await fetch(dsn, LEFT)
+    assert left <= 5
+    freed.set()
+    await asyncio.gather(back, return_exceptions=True)
 
 
 def set_for(server: InProcessServer, worker: RawWorker, **settings: float) -> None:

@@ -143,19 +143,16 @@ class Engine:
         at most so many seconds. Before that for a claim under way: its sessions have ended, so its tasks go back by the
         lanes. Cut off it would be committed all the same, and cost attempts.
         """
+        late = "operations still wait for the database"
         try:
             async with asyncio.timeout(timeout):
                 await self.dispatcher.claimed()
-                await asyncio.gather(*(lane.drain() for lane in self.lanes), self._close())
+                await asyncio.gather(*(lane.drain() for lane in self.lanes))
+                late = "leases of workers that were cut off may last for their full time"
+                async with asyncio.timeout(_CLOSING):
+                    await self.closer.drain()
         except TimeoutError:
-            log.warning("stopping although operations still wait for the database")
-
-    async def _close(self) -> None:
-        try:
-            async with asyncio.timeout(_CLOSING):
-                await self.closer.drain()
-        except TimeoutError:
-            log.warning("stopping although leases of workers that were cut off may last for their full time")
+            log.warning("stopping although %s", late)
 
     async def stop(self) -> None:
         """End everything at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,14 +16,16 @@ from fencepost_server.store.cluster import SessionRow
 from fencepost_server.store.connection import Database
 from fencepost_server.store.tasks import Expired, Lease, Ref
 
+log = logging.getLogger("fencepost.leases")
+
 _SKIPPED_PAUSE = 0.05
 _ADOPT_PAUSES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
-_ADOPT_SECONDS = 3.2
+_ADOPT_SECONDS, _ADOPT_AT_LEAST = 3.2, 0.5  # half of the shortest lease that there is; less is left of a timeout
 _MAX_PAGES = 40
 _MAX_LEASES = 100_000
 _MAX_CLOSING = 1000
-_OFTEN, _RARELY, _MAX_TRIES = 100, 1.0, 3700
-"""Locked leases of ended streams are tried for five seconds at short pauses, then for an hour at longer ones."""
+_OFTEN_FOR, _RARELY, _GIVEN_UP = 5.0, 1.0, 3600.0
+"""Seconds: locked leases of an ended stream are tried at short pauses so long, then at this one, then no more."""
 _STATEMENT_LEASES = 5000
 _MAX_WAITING = 20  # frames of one session: a heartbeat of 10,000 leases has ten
 _MAX_PROGRESS = 4 << 20  # characters of one session
@@ -176,14 +179,15 @@ async def adopt(database: Database, row: SessionRow, previous: Sequence[str], he
     now = asyncio.get_running_loop().time
     give_up = now() + _ADOPT_SECONDS
     for pause in _ADOPT_PAUSES:
-        if not rest or now() + pause > give_up:
+        left = give_up - now()
+        if not rest or left <= 0:
             break
-        await asyncio.sleep(pause)
+        await asyncio.sleep(min(pause, left))
         async with database.transaction() as session:
             renewed, locked = await tasks.adopt(session, row.namespace, row.session_id, rest)
         adopted.kept.update(renewed)
         rest = [ref for ref in rest if ref in locked]
-        give_up = min([give_up, *(now() + lease.seconds / 2 for lease in renewed.values())])
+        give_up = min([give_up, *(now() + max(lease.seconds / 2, _ADOPT_AT_LEAST) for lease in renewed.values())])
     if previous:
         leases = await tasks.session_leases(database, previous, _MAX_LEASES)
         skipped = set(rest)
@@ -199,14 +203,15 @@ class Closer:
         self._config = config
         self._database = database
         self._cut = cut
-        self._waiting: dict[str, int] = {}
+        self._waiting: dict[str, float] = {}
+        """Sessions, and since when (by the loop's clock)."""
         self._idle = asyncio.Event()
         self._idle.set()
         self.loop = Loop("close", self.run_once)
 
     def submit(self, session_id: str) -> None:
         """A stream has ended."""
-        self._waiting[session_id] = 0
+        self._waiting[session_id] = asyncio.get_running_loop().time()
         self._idle.clear()
         self.loop.wake()
 
@@ -222,8 +227,12 @@ class Closer:
         left = await tasks.shorten(self._database, ended, self._config.disconnect_grace)
         self._cut(self._config.disconnect_grace)
         for session_id in ended:  # to the end, so that none keeps others from their turn
-            self._waiting[session_id] = self._waiting.pop(session_id) + 1
-        closed = [s for s in ended if s not in left or self._waiting[s] >= _MAX_TRIES]
+            self._waiting[session_id] = self._waiting.pop(session_id)
+        now = asyncio.get_running_loop().time()
+        given_up = [s for s in ended if s in left and now - self._waiting[s] > _GIVEN_UP]
+        if given_up:
+            log.warning("leases of %d ended sessions stayed locked: they last for their full time", len(given_up))
+        closed = [*(s for s in ended if s not in left), *given_up]
         await cluster.close_sessions(self._database, closed)
         for session_id in closed:
             del self._waiting[session_id]
@@ -232,7 +241,7 @@ class Closer:
             return None
         if not left:
             return 0.0
-        return _SKIPPED_PAUSE if min(self._waiting.values()) < _OFTEN else _RARELY
+        return _SKIPPED_PAUSE if now - max(self._waiting.values()) < _OFTEN_FOR else _RARELY
 
 
 class Sweeper:

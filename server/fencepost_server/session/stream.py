@@ -37,7 +37,7 @@ from fencepost_server.wire.status import aborting, sanitised
 
 log = logging.getLogger("fencepost.session")
 
-_ENDING = 1.0
+_ENDING = 1.5
 
 Frame = tuple[int, pb.SessionRequest | None]
 """Size in bytes, and the message, or None if the bytes are none."""
@@ -73,18 +73,20 @@ class WorkerStreams:
         self._config = config
         self._engine = engine
         self._streams: dict[str, _Stream] = {}
-        self._opening = 0
+        self._opening: set[Session] = set()
         self._fewer = asyncio.Event()
         """Set when ``count`` may be less."""
         self._leave_by = 0.0
         """Monotonic time by which the workers have to be gone; 0: this server does not drain."""
+        self._cut_off = False
+        """Whether that time is over."""
         self.on_decider: Callable[[], None] = lambda: None
         """Called when a worker with code workflows has come."""
 
     @property
     def count(self) -> int:
         """Streams that are open."""
-        return len(self._streams) + self._opening
+        return len(self._streams) + len(self._opening)
 
     def deciders(self, namespace: str, handler: str) -> list[Session]:
         """The sessions of this server whose workers have a code workflow, and stay."""
@@ -121,10 +123,13 @@ class WorkerStreams:
         for stream in list(self._streams.values()):
             _send_away(stream.session, grace)
         await self._gone(grace)
+        self._cut_off = True
         for stream in list(self._streams.values()):
             stream.session.end(ServerDraining("the server is shutting down"))
         # What they leave (tasks to give back, leases to cut) is the engine's to write only once they have ended.
         await self._gone(_ENDING)
+        for session in [*(stream.session for stream in self._streams.values()), *self._opening]:
+            self._engine.close_session(session)
 
     async def _gone(self, timeout: float) -> None:
         """Wait until nobody is left, at most so many seconds."""
@@ -150,8 +155,8 @@ class WorkerStreams:
             raise ServerDraining("this server is shutting down")
         if self.count >= self._config.max_sessions:
             raise TooManySessions(f"this server holds {self._config.max_sessions} sessions already")
-        self._opening += 1
         session = Session(greeting.session_id or str(uuid.uuid4()), greeting, self._config, _EngineDesk(self._engine))
+        self._opening.add(session)
         try:
             await self._welcome(session, greeting)
         except InvalidHello:
@@ -162,7 +167,7 @@ class WorkerStreams:
             self._engine.close_session(session)
             raise
         finally:
-            self._opening -= 1
+            self._opening.remove(session)
             self._fewer.set()
         stream = _Stream(session, context, self._config)
         self._streams[session.session_id] = stream
@@ -172,6 +177,8 @@ class WorkerStreams:
             self.on_decider()
         if self._leave_by:  # since it said Hello
             _send_away(session, max(0.0, self._leave_by - time.monotonic()))
+        if self._cut_off:
+            session.end(ServerDraining("the server is shutting down"))
         try:
             await stream.run()
         finally:

@@ -129,9 +129,8 @@ where t.lease_session = any(%(sessions)s) and t.run_id = l.run_id and t.task_id 
 
 -- name: long_sessions
 -- Ended sessions with leases that shorten has not reached. index: task_session
-select s.session_id::text from unnest(%(sessions)s) as s (session_id)
-where exists (select from task t where t.lease_session = s.session_id
-                and t.lease_expires_at > clock_timestamp() + %(grace)s + interval '100 ms');
+select distinct lease_session::text from task
+where lease_session = any(%(sessions)s) and lease_expires_at > clock_timestamp() + %(grace)s + interval '100 ms';
 
 -- name: expired
 -- Candidates for the sweeper, without locks: each is checked again under the locks of the batch. Pages by key, so that rows

@@ -164,10 +164,8 @@ class Kit:
 
     async def _has_ended(self, run_id: str) -> bool:
         """Whether only the answer of who waits for it is late."""
-        with contextlib.suppress(FencepostError):
-            run = await self._newest(run_id)
-            return run.ended and not run.next_run_id
-        return False
+        run = await self._newest(run_id)
+        return run.ended and not run.next_run_id
 
     async def _newest(self, run_id: str) -> Run:
         """The run, or what it has become by continuing as new: that is what has not ended."""
