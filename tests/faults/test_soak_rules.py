@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from fencepost.v1 import run_pb2
+from fencepost.v1 import run_pb2, run_service_pb2
 from tests.determinism.programs import program_of
 from tests.faults.soak import soaking
 from tests.faults.soak.checker import Seen, wrong_codes, wrong_controls, wrong_signals
@@ -22,11 +23,16 @@ from tests.faults.soak.levels import LONG_ENOUGH, Level
 from tests.faults.soak.load import Acked, Load
 from tests.faults.soak.recovery import BOUNDS
 from tests.faults.soak.report import CALLS, LONG, Report
+from tests.faults.soak.retracing import differences
 from tests.faults.soak.schedules import BEHIND, _behind
 from tests.faults.soak.stage import SERVERS, Stage
 from tests.faults.soak.watcher import Watcher
+from tests.fixtures.api import Api
 from tests.fixtures.postgres_server import PostgresServer
 from tests.fixtures.processes import Process
+from tests.fixtures.raw_worker import RawWorker
+from tests.fixtures.servers import InProcessServer
+from tests.properties.workflows import PARALLEL, handlers
 
 RUN, STEP = "r", "r/2"
 START = run_pb2.RunStarted()
@@ -158,6 +164,22 @@ def test_of_two_retries_that_were_answered_both_are_events() -> None:
 
 def test_a_code_run_that_is_not_there_ends_no_check() -> None:
     assert list(wrong_codes(Seen(), Acked(codes={"gone": program_of(1)}))) == []
+
+
+async def test_a_run_may_be_terminated_amid_the_grace_of_its_end(
+    server: InProcessServer, api: Api, connect_worker: Callable[..., Awaitable[RawWorker]]
+) -> None:
+    """Then nothing tells whether a step was leased but that it was not cancelled at once."""
+    [plain] = PARALLEL
+    await api.register(json.dumps(plain))
+    run_id = (await api.start(plain["id"], "{}")).run_id
+    worker = await connect_worker(server.grpc_address, capacity=2, handlers=sorted(handlers(plain)))
+    tasks = {task.node_id: task for task in await worker.tasks(2)}
+    await worker.fail(tasks["a"], run_pb2.FAILURE_KIND_PERMANENT)
+    await api.runs.TerminateRun(run_service_pb2.TerminateRunRequest(run_id=run_id), timeout=30)
+    run, events = await api.wait(run_id), await api.history(run_id)
+    assert [event.WhichOneof("kind") for event in events[-2:]] == ["run_ending", "run_terminated"]
+    assert differences(plain, run, events) == []
 
 
 def test_a_schedule_that_has_stopped_to_fire_is_behind() -> None:

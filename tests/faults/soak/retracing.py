@@ -54,7 +54,13 @@ class Retraced:
             return
         for task in self.run.tasks.values():
             end = self._end_of(task, number)
-            if task.undoes is not None or task.holder is not None or end < ending:
+            if task.undoes is not None or task.holder is not None:
+                continue
+            if end is None:
+                if self._kinds[-1] == "run_terminated":  # amid its grace
+                    self._take(task, 0)
+                continue
+            if end < ending:
                 continue
             token = getattr(self._events[end], self._kinds[end]).fencing_token
             if self._kinds[end] != "step_cancelled" or not self._is_at_once(ending, end):
@@ -62,13 +68,13 @@ class Retraced:
             elif token:  # somebody had it, and it came back
                 task.leased_once = True
 
-    def _end_of(self, task: Task, number: int) -> int:
-        """The event with which a task ends, or its attempt: -1 if there is none."""
+    def _end_of(self, task: Task, number: int) -> int | None:
+        """The event with which a task ends: -1 if only its attempt does, None if nothing of it ends."""
         for i in range(number, len(self._kinds)):
             kind = self._kinds[i]
             if kind in _ATTEMPT_ENDS and getattr(self._events[i], kind).task_id == task.task_id:
                 return -1 if kind == "step_retrying" else i
-        return -1
+        return None
 
     def _is_at_once(self, ending: int, end: int) -> bool:
         """Whether a step was cancelled in the moment in which its run began to end: in the order of the steps."""
