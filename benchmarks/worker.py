@@ -16,6 +16,7 @@ of its steps was entered. That clock is the same in all processes; the number of
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import threading
@@ -117,6 +118,9 @@ class Shift:
 
 def main(address: str, name: str) -> None:
     """Do what standard input says, until it ends."""
+    # As docs/python.md tells of a busy worker, and as the server does.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     say("ready")
     shift: Shift | None = None
     for line in sys.stdin:

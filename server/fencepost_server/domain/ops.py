@@ -127,10 +127,12 @@ class Advance:
         """About its payload bytes."""
         size = 0 if self.output is None else self.output.size
         for command in self.commands:
-            for payload in (getattr(command, "input", None), getattr(command, "output", None)):
-                if payload is not None:
-                    size += payload.size
             size += 64
+            if isinstance(command, LocalStep):
+                size += 0 if command.output is None else command.output.size
+                size += 0 if command.input is None else command.input.size
+            elif isinstance(command, ScheduleStep | StartChild):
+                size += command.input.size
         return size
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+from fencepost_server.domain.jsontext import dumps
 from fencepost_server.domain.model import TaskKind, TaskRow
 
 
@@ -113,7 +115,7 @@ class Control:
         decider = self.decider
         if decider is not None:
             value["decider"] = [getattr(decider, key) for key in _DECIDER]
-        return json.dumps(value)
+        return dumps(value)
 
     @staticmethod
     def from_json(text: str) -> Control:
@@ -174,11 +176,19 @@ class TaskExtra:
         """The inverse of ``to_json``."""
         if text is None:
             return PLAIN
-        value = json.loads(text)
-        plan = value.get("plan")
-        kind = TaskKind(value.get("kind", TaskKind.STEP))
-        return TaskExtra(**{**value, "kind": kind, "plan": None if plan is None else tuple(plan)})
+        return _short_extra(text) if len(text) <= _SHORT else _extra(text)
 
+
+def _extra(text: str) -> TaskExtra:
+    value = json.loads(text)
+    plan = value.get("plan")
+    kind = TaskKind(value.get("kind", TaskKind.STEP))
+    return TaskExtra(**{**value, "kind": kind, "plan": None if plan is None else tuple(plan)})
+
+
+_SHORT = 100
+_short_extra = lru_cache(maxsize=1000)(_extra)
+"""Of DECIDE tasks, and of the steps of a branch, all are alike."""
 
 PLAIN = TaskExtra()
 """Of a step of the top sequence."""

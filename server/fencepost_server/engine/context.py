@@ -17,7 +17,7 @@ from typing import Any
 
 from fencepost_server.domain.code import op_node
 from fencepost_server.domain.graph import Graph, GraphNode, Work
-from fencepost_server.domain.jsontext import parse
+from fencepost_server.domain.jsontext import dumps, parse
 from fencepost_server.domain.model import (
     Ended,
     EventType,
@@ -43,6 +43,7 @@ INPUTS = frozenset(
 )  # fmt: skip
 """What the function of a code run waits for."""
 _UNDO_ORDERS = 2000
+_STATES = {int(state): state for state in RunState}
 
 
 class _Reading:
@@ -188,7 +189,7 @@ class RunContext:
     @property
     def state(self) -> RunState:
         """Of the run."""
-        return RunState(self.run.state)
+        return _STATES[self.run.state]
 
     @property
     def control(self) -> Control:
@@ -377,7 +378,7 @@ class RunContext:
             return self._code_event(seq, kind, task_id, token, attempt, input_seq, digest, payload, detail)
         self.changes.rows.events.append(
             (run.run_id, seq, kind, run.last_event_at, node_index, task_id, token, attempt, input_seq, digest,
-             json_text, binary, metadata, None if detail is None else json.dumps(detail))
+             json_text, binary, metadata, None if detail is None else dumps(detail))
         )  # fmt: skip
         self.touch()
         return seq
@@ -396,7 +397,7 @@ class RunContext:
     ) -> int:
         """As ``event``, of a code run: it has no nodes, and its function is to see what it waits for."""
         at = self.run.last_event_at
-        text = None if detail is None else json.dumps(detail)
+        text = None if detail is None else dumps(detail)
         json_text, binary, metadata = (
             (None, None, None) if payload is None else (payload.json, payload.binary, payload.metadata)
         )

@@ -35,6 +35,8 @@ from fencepost_server.engine.operations import (
 )
 from fencepost_server.store.batch import LeasedDecider
 
+_ADVANCE, _COMPLETE = ReportKind.ADVANCE, ReportKind.COMPLETE
+
 Folding = Coroutine[Any, Any, None]
 Act = Report | Command | Fire | Deliver
 """What is done to a run that exists."""
@@ -82,7 +84,7 @@ class Fold:
     def _fold_local_steps(self, acts: Sequence[Act]) -> bool:
         """Fold the one Advance of a code run that brings results of local steps. False: nothing was done."""
         act = acts[0]
-        if len(acts) > 1 or type(act) is not Report or act.kind is not ReportKind.ADVANCE:
+        if len(acts) > 1 or type(act) is not Report or act.kind is not _ADVANCE:
             return False
         run = self.runs.get(act.run_id)
         if run is None or run.namespace != act.namespace:
@@ -99,7 +101,7 @@ class Fold:
     def _fold_plain(self, ctx: RunContext, acts: Sequence[Act]) -> bool:
         """Fold the one completion of a plain sequence at once. False if it is something else, and nothing was done."""
         act = acts[0]
-        if len(acts) > 1 or ctx.plain is not None or type(act) is not Report or act.kind is not ReportKind.COMPLETE:
+        if len(acts) > 1 or ctx.plain is not None or type(act) is not Report or act.kind is not _COMPLETE:
             return False
         if act.namespace != ctx.run.namespace:
             return False

@@ -18,6 +18,7 @@ from fencepost_server.store.batch import LeasedDecider
 
 _KIND = int(EventType.LOCAL_STEP_ENDED)
 _RUNNING = int(RunState.RUNNING)
+_CONTINUE, _OK = AdvanceOutcome.CONTINUE, Outcome.OK
 _DECIDER = '"decider": '
 _UNTROUBLED = ", false, 0, false, 0, []]}"
 """How a decider ends that has nothing which an accepted Advance would begin anew: refusals, and who has tried."""
@@ -29,7 +30,7 @@ def fold(env: Environment, run: RunRow, decider: LeasedDecider, graph: Graph, re
     if advance is None or run.control is None or report.task_id != DECIDE_TASK:
         return None
     if (
-        advance.outcome is not AdvanceOutcome.CONTINUE
+        advance.outcome is not _CONTINUE
         or run.state != _RUNNING
         or decider.token != report.token
         or graph.code is None
@@ -55,7 +56,7 @@ def fold(env: Environment, run: RunRow, decider: LeasedDecider, graph: Graph, re
     changes = env.changes
     changes.changed.add(run.run_id)
     changes.rows.changed_runs[run.run_id] = run
-    return Answer(Outcome.OK, advance=AdvanceAnswer(seqs, run.last_event_at, (), run.next_seq - 1, True))
+    return Answer(_OK, advance=AdvanceAnswer(seqs, run.last_event_at, (), run.next_seq - 1, True))
 
 
 def _events(env: Environment, run: RunRow, token: int, steps: tuple[LocalStep, ...]) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ from fencepost_server.domain.ops import (
 )
 from fencepost_server.domain.violation import Violation
 from fencepost_server.engine.operations import Report, ReportKind
-from fencepost_server.session.frames import ref_of
+from fencepost_server.session.frames import Ref, ref_of
 from fencepost_server.wire.labels import attribute_faults, name_fault
 from fencepost_server.wire.payloads import failure_in, payload_in
 
@@ -46,6 +46,7 @@ _LONGEST_SECONDS = 100 * 366 * 86_400
 _MAX_NUMBER = 1 << 62
 _MAX_FAULTS = 100
 _OUTCOMES = {int(outcome): outcome for outcome in AdvanceOutcome}
+_CONTINUE = AdvanceOutcome.CONTINUE
 _ENDS_WITH_OUTPUT = (AdvanceOutcome.COMPLETE, AdvanceOutcome.CONTINUE_AS_NEW)
 _ENDS_WITH_FAILURE = (AdvanceOutcome.FAIL, AdvanceOutcome.BLOCK)
 
@@ -55,13 +56,62 @@ def advanced(item: pb.AdvanceItem, namespace: str, limit: int) -> Report:
     payloads and of one kind, InvalidJson or PayloadTooLarge.
     """
     ref = ref_of(item.task)
+    advance = _plain(item, limit) if ref[1] == DECIDE_TASK else None
+    if advance is None:
+        advance = _any(item, ref, limit)
+    return Report(ReportKind.ADVANCE, *ref, namespace, _digest(item), advance=advance)
+
+
+def _plain(item: pb.AdvanceItem, limit: int) -> Advance | None:
+    """What nearly every item is: one local step, and nothing more. None: look closer."""
+    given = item.commands
+    if (
+        len(given) != 1
+        or item.outcome != pb.ADVANCE_OUTCOME_CONTINUE
+        or item.taken_signals
+        or item.ended_waits
+        or item.failed_seq
+    ):
+        return None
+    number, seen = item.advance_no, item.seen_seq
+    if not (1 <= number < _MAX_NUMBER and 0 <= seen < _MAX_NUMBER):
+        return None
+    step = _plain_step(given[0], limit)
+    return None if step is None else Advance(number, seen, (step,), _CONTINUE)
+
+
+def _plain_step(command: pb.Command, limit: int) -> LocalStep | None:
+    """What nearly every command is: a step that returned a short JSON text. None: look closer."""
+    step = command.record_local_step
+    output = step.output
+    op, name, digest, attempts, text = command.op, step.name, step.input_hash, step.attempts, output.json
+    if (
+        not 1 <= op < _MAX_NUMBER
+        or not 1 <= len(name) <= _MAX_NAME
+        or not name.isprintable()
+        or len(digest) > _MAX_HASH_BYTES
+        or attempts < 1
+        or not text
+        or 4 * len(text) > limit
+        or step.options
+        or output.metadata
+    ):
+        return None
+    try:
+        parse(text)
+    except JsonError:
+        return None
+    return LocalStep(op, name, digest, Payload(text), None, attempts, "", None)
+
+
+def _any(item: pb.AdvanceItem, ref: Ref, limit: int) -> Advance:
     reading = _Reading(limit)
     if ref[1] != DECIDE_TASK:
         reading.fault("task.task_id", "is not that of a DECIDE task")
     outcome = _OUTCOMES.get(item.outcome)
     if outcome is None:
         reading.fault("outcome", "is none that this server knows")
-        outcome = AdvanceOutcome.CONTINUE
+        outcome = _CONTINUE
     if not 1 <= item.advance_no < _MAX_NUMBER:
         reading.fault("advance_no", "must be 1 or more")
     if not 0 <= item.seen_seq < _MAX_NUMBER:
@@ -80,10 +130,9 @@ def advanced(item: pb.AdvanceItem, namespace: str, limit: int) -> Report:
         reading.fault("failed_seq", "must be 0 or more")
     if reading.faults:
         raise reading.error()
-    advance = Advance(
+    return Advance(
         item.advance_no, item.seen_seq, commands, outcome, output, value, failure, taken, waits, item.failed_seq
     )
-    return Report(ReportKind.ADVANCE, *ref, namespace, _digest(item), advance=advance)
 
 
 def _digest(item: pb.AdvanceItem) -> bytes:
@@ -152,8 +201,6 @@ class _Reading:
     def commands(self, item: pb.AdvanceItem) -> tuple[OpCommand, ...]:
         """All commands of the item."""
         given = item.commands
-        if len(given) == 1 and (only := self._plain(given[0])) is not None:
-            return (only,)
         if len(given) > MAX_COMMANDS:
             self.fault("commands", f"at most {MAX_COMMANDS} at a time")
             return ()
@@ -161,7 +208,11 @@ class _Reading:
         ops: set[int] = set()
         for index, command in enumerate(given):
             which = command.WhichOneof("kind")
-            if which == "record_local_step" and (plain := self._plain(command)) is not None and plain.op not in ops:
+            if (
+                which == "record_local_step"
+                and (plain := _plain_step(command, self._limit)) is not None
+                and plain.op not in ops
+            ):
                 ops.add(plain.op)
                 commands.append(plain)
                 continue
@@ -183,29 +234,6 @@ class _Reading:
             if len(self.faults) >= _MAX_FAULTS:
                 break
         return tuple(commands)
-
-    def _plain(self, command: pb.Command) -> LocalStep | None:
-        """What nearly every command is: a step that returned a short JSON text. None: look closer."""
-        step = command.record_local_step
-        output = step.output
-        op, name, digest, attempts, text = command.op, step.name, step.input_hash, step.attempts, output.json
-        if (
-            not 1 <= op < _MAX_NUMBER
-            or not 1 <= len(name) <= _MAX_NAME
-            or not name.isprintable()
-            or len(digest) > _MAX_HASH_BYTES
-            or attempts < 1
-            or not text
-            or 4 * len(text) > self._limit
-            or step.options
-            or output.metadata
-        ):
-            return None
-        try:
-            parse(text)
-        except JsonError:
-            return None
-        return LocalStep(op, name, digest, Payload(text), None, attempts, "", None)
 
     def _local_step(self, op: int, step: pb.RecordLocalStep, index: int) -> LocalStep:
         name, digest, options = step.name, step.input_hash, step.options

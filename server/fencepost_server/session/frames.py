@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
+from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -33,6 +34,8 @@ _TASK_OVERHEAD = 1024  # bytes of a Task beside its payloads, generously
 _EVENT_OVERHEAD = 64  # of an Event beside its payload and what its detail has
 _FIRST_EVENT_OVERHEAD = 512  # RunStarted names the workflow and its definition
 _RESULT_OVERHEAD = 1024
+
+_OK, _UNDO = Outcome.OK, TaskKind.UNDO
 
 Ref = tuple[str, int, int]
 """run_id, task_id, token."""
@@ -156,7 +159,7 @@ def fill_task(message: pb.Task, task: LeasedTask) -> None:
         message.checkpoint.CopyFrom(_checkpoint_message(task.checkpoint))
     if task.decide is not None:
         message.decide.CopyFrom(_decide_message(task.decide, task.workflow_id, task.definition_hash))
-    if task.kind is TaskKind.UNDO:
+    if task.kind is _UNDO:
         if task.undo_output is not None:
             fill_payload(message.undo_output, task.undo_output)
         message.unfinished = task.unfinished
@@ -268,6 +271,19 @@ def ack_message(frame_id: int, items: Sequence[pb.ItemResult] = ()) -> pb.Sessio
     return pb.SessionResponse(ack=pb.Ack(frame_id=frame_id, results=items))
 
 
+def ack_messages(answers: Sequence[tuple[Report, Answer]], room: int) -> list[pb.SessionResponse]:
+    """The answers to reports: a message for each frame that they came in."""
+    messages: list[pb.SessionResponse] = []
+    results_of: dict[int, Any] = {}
+    for report, answer in answers:
+        results = results_of.get(report.frame_id)
+        if results is None:
+            messages.append(ack_message(report.frame_id))
+            results = results_of[report.frame_id] = messages[-1].ack.results
+        fill_result(results.add(), report.index, answer, room)
+    return messages
+
+
 def result_message(index: int, answer: Answer, room: int = 0) -> pb.ItemResult:
     """The answer to one item of a frame. ``room``: how many bytes that of an Advance may have."""
     result = pb.ItemResult()
@@ -281,7 +297,7 @@ def fill_result(result: pb.ItemResult, index: int, answer: Answer, room: int = 0
     result.outcome = int(answer.outcome)  # type: ignore[assignment]  # the numbers are the contract's
     if answer.advance is not None:
         _fill_advance(result.advance, answer.advance, room)
-    elif answer.outcome is not Outcome.OK:
+    elif answer.outcome is not _OK:
         result.message = answer.message
         if answer.reason:
             result.reason = reason_number(answer.reason)
@@ -294,7 +310,8 @@ def _fill_advance(result: pb.AdvanceResult, answer: AdvanceAnswer, room: int) ->
     result.event_time.CopyFrom(_time(answer.at))
     result.last_seq = answer.last_seq
     result.kept = answer.kept
-    result.end_refused = answer.end_refused
+    if answer.end_refused:
+        result.end_refused = True
     if answer.events:
         events, _ = fitting(answer.events, room - _RESULT_OVERHEAD - 10 * len(answer.seqs))
         result.events.extend([history_event(event) for event in events])

@@ -9,6 +9,8 @@ from fencepost_server.domain.model import DECIDE_TASK, Outcome
 from fencepost_server.domain.ops import AdvanceOutcome
 from fencepost_server.engine.operations import Answer, Report, ReportKind
 
+_ADVANCE, _CHECKPOINT, _CONTINUE_AS_NEW = ReportKind.ADVANCE, ReportKind.CHECKPOINT, AdvanceOutcome.CONTINUE_AS_NEW
+
 Key = tuple[str, int]
 """run_id, task_id."""
 
@@ -81,9 +83,9 @@ class Leases:
     def reported(self, report: Report) -> None:
         """An outcome waits for its commit."""
         out = self.current(report.run_id, report.task_id, report.token)
-        if out is not None and report.kind is not ReportKind.CHECKPOINT:
+        if out is not None and report.kind is not _CHECKPOINT:
             out.reporting = True
-            if report.advance is not None and report.advance.outcome is AdvanceOutcome.CONTINUE_AS_NEW:
+            if report.advance is not None and report.advance.outcome is _CONTINUE_AS_NEW:
                 report.workflow_id = out.workflow_id
 
     def items(self) -> Iterator[tuple[Key, Out]]:
@@ -95,8 +97,9 @@ def goes_on(report: Report, answer: Answer) -> bool:
     """Whether the lease stays where it is. That of an Advance does if the answer says so, or if nothing was done; it is
     gone if the code could not go on.
     """
-    if report.kind is ReportKind.ADVANCE:
+    kind = report.kind
+    if kind is _ADVANCE:
         if answer.advance is not None:
             return answer.advance.kept
         return answer.outcome in (Outcome.ALREADY_DONE, Outcome.REFUSED)
-    return report.kind is ReportKind.CHECKPOINT and answer.outcome is not Outcome.LEASE_LOST
+    return kind is _CHECKPOINT and answer.outcome is not Outcome.LEASE_LOST

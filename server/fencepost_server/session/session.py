@@ -30,11 +30,11 @@ from fencepost_server.session.decider import Decider
 from fencepost_server.session.frames import (
     Ref,
     ack_message,
+    ack_messages,
     checkpointed,
     completed,
     events_message,
     failed,
-    fill_result,
     released,
     result_message,
     too_many,
@@ -135,8 +135,7 @@ class Session:
 
     def settle(self, answers: Sequence[tuple[Report, Answer]], tasks: Sequence[LeasedTask]) -> Sequence[LeasedTask]:
         """Send answers, then tasks. Returns the tasks that could not be put on the stream."""
-        self._pending.settled(report for report, _ in answers)
-        answered: dict[int, pb.SessionResponse] = {}
+        self._pending.settled([report for report, _ in answers])
         for report, answer in answers:
             out = self._leases.current(report.run_id, report.task_id, report.token)
             if out is not None:
@@ -144,11 +143,9 @@ class Session:
                     out.reporting = False
                 else:
                     self._leases.drop(report.run_id, report.task_id)
-            frame = answered.get(report.frame_id) or answered.setdefault(report.frame_id, ack_message(report.frame_id))
-            fill_result(frame.ack.results.add(), report.index, answer, self._max_frame_bytes)
         if not self._open:
             return tasks
-        for frame in answered.values():
+        for frame in ack_messages(answers, self._max_frame_bytes):
             self._send_ack(frame)
         if self._leaving or self.error is not None:
             return tasks

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost import code_run
+from fencepost import decisions
 from tests.unit.sdk.random_programs import live
 from tests.unit.sdk.replaying import replayed
 
@@ -27,7 +27,7 @@ REPLAYS = 50
 @pytest.mark.parametrize(("first", "most"), [(0, 5_000), (20, 5_000), (40, 1), (60, 1), (80, 3)])
 def test_fifty_replays_see_what_the_first_execution_saw(first: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # What is decided at once may be too much for one Advance, and then a crash comes between two parts of it.
-    monkeypatch.setattr(code_run, "_MAX_COMMANDS", most)
+    monkeypatch.setattr(decisions, "_MAX_COMMANDS", most)
     for seed in range(first, first + 20):
         program, story, run = live(seed)
         seen = list(program.seen)

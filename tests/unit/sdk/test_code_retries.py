@@ -311,7 +311,7 @@ def test_what_the_function_did_on_the_failure_counts_as_decided_also_if_it_is_se
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """So that the server refuses to retry the run."""
-    monkeypatch.setattr("fencepost.code_run._MAX_COMMANDS", 1)
+    monkeypatch.setattr("fencepost.decisions._MAX_COMMANDS", 1)
     broken = Broken()
 
     @workflow("w", compatibility_id="1")

@@ -88,8 +88,8 @@ def test_time_in_which_the_process_did_not_run_does_not_count(
     and between the last look and the stop there is always some.
     """
     clock = SimpleNamespace(now=100.0, ran=1.0)
-    times = SimpleNamespace(monotonic=lambda: clock.now, process_time=lambda: clock.ran)
-    monkeypatch.setattr(watchdog_module, "time", times)
+    monkeypatch.setattr(watchdog_module, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(watchdog_module, "process_time", lambda: clock.ran)
     watchdog = Watchdog(2.0)
 
     def work(quarters: int) -> None:
@@ -117,8 +117,8 @@ def test_time_in_which_the_process_did_not_run_does_not_count(
 def test_code_that_sleeps_and_lets_nobody_run_is_interrupted_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code in C that keeps the interpreter's lock: from outside, the process stands still again and again."""
     clock = SimpleNamespace(now=100.0)
-    times = SimpleNamespace(monotonic=lambda: clock.now, process_time=lambda: 1.0)
-    monkeypatch.setattr(watchdog_module, "time", times)
+    monkeypatch.setattr(watchdog_module, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(watchdog_module, "process_time", lambda: 1.0)
     watchdog = Watchdog(2.0)
 
     def turn() -> None:

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from fencepost.codec import Value
-from fencepost.decisions import Cancelled, Decision, Unsent, command_of
+from fencepost.decisions import Cancelled, Decision, Unsent, events_before, fitting
 from fencepost.deterministic.guard import guarded
 from fencepost.errors import NotDecodable, NotEncodable
 from fencepost.failure import INPUT_NOT_DECODABLE, Completed, Failed, clean, not_recordable
@@ -43,11 +43,7 @@ _CONTINUE_AS_NEW, _BLOCK = pb.ADVANCE_OUTCOME_CONTINUE_AS_NEW, pb.ADVANCE_OUTCOM
 _MAX_CANCELS = 100
 _MAX_TOLD = 5
 _MAX_PAYLOAD_BYTES = 1 << 20
-# What is more waits for the next one, so that no frame is needlessly large.
-_COMMANDS_BYTES = 1 << 20
 _ADVANCE_SLACK = 2048
-_COMMAND_OVERHEAD = 8
-_MAX_COMMANDS = 5_000
 
 _End = tuple[pb.AdvanceOutcome.ValueType, Value | None, Failed | None]
 
@@ -133,6 +129,11 @@ class CodeRun:
     def owes_results(self) -> bool:
         """Whether local steps are under way, or have ended and are not recorded: they would be lost with this."""
         return bool(self._under_way) or self.book.has_results
+
+    @property
+    def events_before(self) -> int:
+        """How many events of its own the Advance on its way writes before that of its first command."""
+        return 0 if self._in_flight is None else events_before(self._in_flight[1])
 
     # What it is fed
 
@@ -226,14 +227,15 @@ class CodeRun:
         book = self.book
         if self._in_flight is not None or self._over or self._kept or book.seq < book.seen_seq or not book.seq:
             return None
-        if self._fails:
+        fails = self._fails
+        if fails:
             self._drop_unsent()
         outcome, output, failure = self._outcome()
         ends = outcome not in (_CONTINUE, _WAIT)
         if not book.unsent and not ends and (outcome == _CONTINUE or self._idle):
             return None
-        unsent, commands, room = self._fitting()
-        if self._fails:
+        unsent, commands, room = fitting(book.unsent, self._max_advance_bytes, ends=self._end is not None)
+        if fails:
             # What is recorded yet was asked for before: if the run is retried, what came then is decided on anew.
             # Unless the function has acted on the failure that it ended with: then it can't be retried.
             book.unsent = dict(list(book.unsent.items())[len(unsent) :])
@@ -272,23 +274,6 @@ class CodeRun:
         for unnoticed in self.book.unnoticed():
             logger.warning("[%s] nobody has awaited what failed: %s", self.run_id, unnoticed)
 
-    def _fitting(self) -> tuple[list[Unsent], list[pb.Command], int]:
-        """As many of the commands that wait as one Advance may have, at least one, with what they are of; and how many
-        bytes they leave for the payload of an end.
-        """
-        unsent: list[Unsent] = []
-        commands: list[pb.Command] = []
-        size, most = 0, min(_COMMANDS_BYTES, self._max_advance_bytes)
-        for item in self.book.unsent.values():
-            command = command_of(item)
-            more = command.ByteSize() + _COMMAND_OVERHEAD
-            if commands and (size + more > most or len(commands) >= _MAX_COMMANDS):
-                break
-            size += more
-            unsent.append(item)
-            commands.append(command)
-        return unsent, commands, self._max_advance_bytes - size
-
     @property
     def _fails(self) -> bool:
         return self._end is not None and self._end[0] == _FAIL
@@ -302,14 +287,13 @@ class CodeRun:
                 del self.book.unsent[key]
 
     def _outcome(self) -> _End:
-        unsent = self.book.unsent.values()
         if self._under_way:
             return _CONTINUE, None, None
         if self._fails and self.book.unsent:
             return _CONTINUE, None, None
         if self._end is None:
             # It goes on with what has ended here as soon as that is recorded.
-            going_on = self.book.to_begin or any(type(item) is Op and item.kind is LOCAL for item in unsent)
+            going_on = self.book.to_begin or self.book.has_results
             return (_CONTINUE if going_on else _WAIT), None, None
         if self._end[0] == _CONTINUE_AS_NEW and (self.book.unsent or self.book.has_open_work()):
             # What was open was cancelled: it has to be over before another run goes on.
@@ -322,17 +306,19 @@ class CodeRun:
         """
         assert self._in_flight is not None, "nothing was sent"
         (decision, sent), self._in_flight = self._in_flight, None
-        if len(result.seqs) != len(sent):
-            raise ValueError(f"{len(sent)} commands were sent, {len(result.seqs)} were answered")
+        seqs, events, outcome = result.seqs, result.events, decision.outcome
+        if len(seqs) != len(sent):
+            raise ValueError(f"{len(sent)} commands were sent, {len(seqs)} were answered")
         book = self.book
         self.advance_no = decision.advance_no
         book.seen_seq = decision.seen_seq
-        self._idle = decision.outcome == _WAIT and not result.kept
-        self._over = decision.outcome not in (_CONTINUE, _WAIT) and not result.end_refused
-        if result.events:
-            self._feed([event for event in result.events if event.seq > book.seq])
-        stamp = (result.event_time.seconds, result.event_time.nanos)
-        for item, seq in zip(sent, result.seqs, strict=True):
+        self._idle = outcome == _WAIT and not result.kept
+        self._over = outcome not in (_CONTINUE, _WAIT) and not result.end_refused
+        if events:
+            self._feed([event for event in events if event.seq > book.seq])
+        at = result.event_time
+        stamp = (at.seconds, at.nanos)
+        for item, seq in zip(sent, seqs, strict=True):
             # Between them may be events that are no inputs, which the server writes along.
             if seq <= book.seq:
                 raise ValueError(f"event {seq} of run {self.run_id} is known already")

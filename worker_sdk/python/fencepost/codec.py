@@ -189,9 +189,18 @@ def plain(value: object) -> object:
     raise NotEncodable(f"{type(value).__module__}.{type(value).__qualname__} has no JSON")
 
 
-_write: Callable[[object], str] = json.JSONEncoder(
-    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain
-).encode
+def _writer() -> Callable[[object], str]:
+    """What writes JSON as compact as it gets. ``json`` makes its encoder in C anew for each text, which takes as long
+    as a short text does. Without a memory of what it is in, a value in itself is a RecursionError.
+    """
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:  # a Python that has it not
+        return json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain).encode
+    chunks = make(None, plain, json.encoder.encode_basestring, None, ":", ",", False, False, False)
+    return lambda value: "".join(chunks(value, 0))
+
+
+_write = _writer()
 
 
 def declares_sets_or_bytes(declared_type: Any) -> bool:

@@ -278,7 +278,7 @@ class Decider:
             if result.kept:
                 self._give_back(heard.lease, Released())
             return
-        before, entry.in_flight = entry.events_before(), None
+        before, entry.in_flight = entry.run.events_before, None
         if entry.ends and not result.end_refused:
             if result.kept:
                 # A server that has more to say of a run which has ended here.
@@ -287,7 +287,7 @@ class Decider:
             return
         entry.kept = result.kept
         told = result.events[-1].seq if result.events else entry.run.seq
-        before_own = result.seqs[0] - 1 - before if result.seqs else result.last_seq
+        before_own = seqs[0] - 1 - before if (seqs := result.seqs) else result.last_seq
         if told < before_own:
             # Not all of what came before its own events did fit.
             entry.answer = pb.AdvanceResult()
@@ -357,9 +357,10 @@ class Decider:
                     self._turn_failed(entry, error)
 
     def _decide(self, entry: RunEntry, lease: DecideLease) -> None:
-        tells_results = entry.run.book.has_results
+        leaves = _leaves(lease)
+        tells_results = leaves and entry.run.book.has_results
         decision = entry.run.decision()
-        if _leaves(lease):
+        if leaves:
             for step in [step for step in entry.steps.values() if not step.running]:
                 del entry.steps[step.call.op]
                 self._steps.drop(step)

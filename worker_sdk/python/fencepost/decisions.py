@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
     from google.protobuf.duration_pb2 import Duration
 
 
+# What is more waits for the next Advance, so that no frame is needlessly large.
+_COMMANDS_BYTES = 1 << 20
+_MAX_COMMANDS = 5_000
+_COMMAND_OVERHEAD = 8
+
+
 @dataclass(frozen=True, slots=True)
 class Cancelled:
     """An op that is to be stopped, in place of the op in a list of what is to be sent."""
@@ -27,7 +34,7 @@ Unsent = Op | Cancelled | str
 """An op that was asked for, one that is to be stopped, or the id of a patch."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: as of failure.Completed, one is made for each step
 class Decision:
     """What to send with the next Advance of a run: an AdvanceItem but for its task, which `fill` writes.
 
@@ -50,7 +57,8 @@ class Decision:
         item.advance_no = self.advance_no
         item.seen_seq = self.seen_seq
         item.outcome = self.outcome
-        item.commands.extend(self.commands)
+        if self.commands:
+            item.commands.extend(self.commands)
         if self.taken_signals:
             item.taken_signals.extend(self.taken_signals)
         if self.ended_waits:
@@ -60,7 +68,8 @@ class Decision:
             item.output.SetInParent()
         if self.failure is not None:
             fill_failure(item.failure, self.failure)
-        item.failed_seq = self.failed_seq
+        if self.failed_seq:
+            item.failed_seq = self.failed_seq
 
     @property
     def size(self) -> int:
@@ -90,10 +99,45 @@ def command_of(unsent: Unsent) -> pb.Command:
     return pb.Command(mark_patch=pb.MarkPatch(patch_id=unsent))
 
 
+def fitting(
+    waiting: Mapping[int | str, Unsent], max_bytes: int, *, ends: bool
+) -> tuple[list[Unsent], list[pb.Command], int]:
+    """As many of the commands that wait as one Advance of so many bytes may have, at least one, with what they are of;
+    and how many bytes they leave for the payload of an end, if the function has ended.
+    """
+    if len(waiting) == 1 and not ends:
+        # As of most steps: it goes whatever its size, and has the Advance for itself.
+        only = list(waiting.values())
+        return only, [command_of(only[0])], 0
+    unsent: list[Unsent] = []
+    commands: list[pb.Command] = []
+    size, most = 0, min(_COMMANDS_BYTES, max_bytes)
+    for item in waiting.values():
+        command = command_of(item)
+        more = command.ByteSize() + _COMMAND_OVERHEAD
+        if commands and (size + more > most or len(commands) >= _MAX_COMMANDS):
+            break
+        size += more
+        unsent.append(item)
+        commands.append(command)
+    return unsent, commands, max_bytes - size
+
+
+def events_before(sent: Sequence[Unsent]) -> int:
+    """How many events of its own an Advance of these writes before that of its first command: if that is of a local
+    step that has completed and can be undone, the input that its undo will have.
+    """
+    first = sent[0] if sent else None
+    if not isinstance(first, Op) or not first.options or first.result is None:
+        return 0
+    return int(isinstance(first.result[0], Completed))
+
+
 def _record(op: Op) -> pb.Command:
     assert op.result is not None  # it was queued because it ended
     result, attempts = op.result
-    command = pb.Command(op=op.number)
+    command = pb.Command()
+    command.op = op.number
     record = command.record_local_step
     record.name = op.name
     record.input_hash = op.digest

@@ -223,9 +223,10 @@ class Ledger:
         """The Ack of an outcome."""
         if not self.holds(lease):
             return
-        if result.outcome in {pb.ITEM_OUTCOME_OK, pb.ITEM_OUTCOME_ALREADY_DONE}:
+        outcome = result.outcome
+        if outcome in {pb.ITEM_OUTCOME_OK, pb.ITEM_OUTCOME_ALREADY_DONE}:
             self._settled(lease)
-        elif result.outcome == pb.ITEM_OUTCOME_LEASE_LOST:
+        elif outcome == pb.ITEM_OUTCOME_LEASE_LOST:
             self.forget(lease)
             self.counters.lost += 1
         elif result.reason == error_pb2.ERROR_REASON_OUTPUT_SCHEMA_MISMATCH:
@@ -277,15 +278,17 @@ class Ledger:
         """The answer to an Advance; to one of a lease that is gone it says nothing new."""
         if not self.holds(lease) or lease.advance is None:
             return
-        if result.outcome == pb.ITEM_OUTCOME_OK:
+        outcome = result.outcome
+        if outcome == pb.ITEM_OUTCOME_OK:
             lease.advance = None
             self.counters.advanced += 1
-            if not result.advance.kept:
+            advance = result.advance
+            if not advance.kept:
                 self.forget(lease)
-            effects.news.append(Answered(lease, result.advance))
-        elif result.outcome == pb.ITEM_OUTCOME_LEASE_LOST:
+            effects.news.append(Answered(lease, advance))
+        elif outcome == pb.ITEM_OUTCOME_LEASE_LOST:
             self.abandon(lease, effects)
-        elif result.outcome == pb.ITEM_OUTCOME_ALREADY_DONE:
+        elif outcome == pb.ITEM_OUTCOME_ALREADY_DONE:
             lease.advance = None
             self.counters.advanced += 1
             effects.news.append(Repeated(lease))

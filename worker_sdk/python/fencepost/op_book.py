@@ -270,7 +270,10 @@ class OpBook:
     @property
     def has_results(self) -> bool:
         """Whether local steps have ended whose results are not on their way yet."""
-        return any(isinstance(unsent, Op) and unsent.kind is LOCAL for unsent in self.unsent.values())
+        for unsent in self.unsent.values():  # noqa: SIM110 - no generator: this is asked for each step
+            if type(unsent) is Op and unsent.kind is LOCAL:
+                return True
+        return False
 
     def check_complete(self) -> None:
         """All that is known was fed: what the function asked for before ``seen_seq`` must have been in it.

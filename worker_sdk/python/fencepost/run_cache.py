@@ -85,16 +85,6 @@ class RunEntry:
             and run.workflow.compatibility_id == lease.compatibility_id
         )
 
-    def events_before(self) -> int:
-        """How many events of its own the Advance on its way writes before that of its first command: if that is of a
-        local step that has completed and can be undone, the input that its undo will have.
-        """
-        item = self.in_flight
-        if item is None or not item.commands:
-            return 0
-        step = item.commands[0].record_local_step
-        return int(bool(step.options) and not step.HasField("failure"))
-
     def buffer(self, events: list[run_pb2.Event]) -> None:
         """Keep events that are to be fed, but for what is here already."""
         known = self.buffered[-1].seq if self.buffered else self.run.seq

@@ -382,19 +382,22 @@ class Session:
             self._flights.landed(ack.frame_id)
             self._frame_refused(flight, ack, now, effects)
             return
+        leases, cargo = flight.leases, flight.cargo
+        is_outcome, is_advance = cargo is Cargo.OUTCOME, cargo is Cargo.ADVANCE
         for result in ack.results:
-            lease = flight.leases[result.index] if 0 <= result.index < len(flight.leases) else None
+            index = result.index  # once: reading a field of a message takes as long as a call
+            lease = leases[index] if 0 <= index < len(leases) else None
             if lease is None:
                 continue
-            flight.leases[result.index] = None
+            leases[index] = None
             flight.left -= 1
-            if flight.cargo is Cargo.OUTCOME:
+            if is_outcome:
                 self.ledger.answered(lease, result, now)
-            elif isinstance(lease, DecideLease) and flight.cargo is Cargo.ADVANCE:
+            elif is_advance and isinstance(lease, DecideLease):
                 self.ledger.advance_answered(lease, result, now, effects)
             elif result.outcome == pb.ITEM_OUTCOME_LEASE_LOST:
                 self.ledger.lost(lease, effects)
-            elif flight.cargo is Cargo.HEARTBEAT:
+            elif cargo is Cargo.HEARTBEAT:
                 self._heartbeat_answered(lease, result, flight.sent_at, effects)
             elif result.outcome == pb.ITEM_OUTCOME_REFUSED:
                 self._checkpoint_refused(lease, result, now)

@@ -13,9 +13,10 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
+from threading import get_ident
+from time import monotonic, process_time  # as they are before turns refuse them, without the question
 from typing import ParamSpec, TypeVar
 
 from fencepost.sdk_log import SdkLog
@@ -55,7 +56,7 @@ class Watchdog:
         self._alarms = 0
         # Of the last look: its time, and the processor time of the process; then when the turn under way began, how
         # often the process has stood still in it, and for how long.
-        self._looked, self._ran = time.monotonic(), time.process_time()
+        self._looked, self._ran = monotonic(), process_time()
         self._still = (0.0, 0, 0.0)
 
     # In the thread of the turns.
@@ -68,8 +69,8 @@ class Watchdog:
         try:
             self._subject = subject
             self._extra = extra
-            self._thread = threading.get_ident()
-            self._began = time.monotonic()
+            self._thread = get_ident()
+            self._began = monotonic()
             try:
                 return work(*args, **kwargs)
             finally:
@@ -95,8 +96,9 @@ class Watchdog:
         while self._began:
             try:
                 with self._lock:
-                    interrupted = interrupted or self._interrupts > 0
-                    self._interrupts = self._alarms = 0
+                    if self._interrupts:
+                        interrupted = True
+                        self._interrupts = self._alarms = 0
                     self._began = 0.0
             except TurnInterrupted:
                 interrupted = True
@@ -109,7 +111,7 @@ class Watchdog:
 
     def check(self) -> None:
         """Interrupt the turn under way if it takes too long; to be called a few times a second."""
-        began, now = self._began, time.monotonic()
+        began, now = self._began, monotonic()
         still = self._stood_still(began, now)
         if not began:
             return
@@ -141,7 +143,7 @@ class Watchdog:
 
     def _stood_still(self, began: float, now: float) -> float:
         """For how many seconds of the turn under way the process did not run."""
-        gap, ran = now - self._looked, time.process_time()
+        gap, ran = now - self._looked, process_time()
         if self._still[0] != began:
             self._still = (began, 0, 0.0)
         _, times, seconds = self._still

@@ -36,6 +36,9 @@ log = SdkLog("fencepost.workflow")
 _T = TypeVar("_T")
 _ExceptionHandler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object]
 
+# Whether a thread has one current task, not one per loop.
+_ONE_TASK = sys.version_info >= (3, 14)
+
 # What ran before: the loop, its task where a thread has only one, and the hooks of asynchronous generators.
 _Outside = tuple[asyncio.AbstractEventLoop | None, asyncio.Task[Any] | None, Any]
 
@@ -111,7 +114,7 @@ class DeterministicLoop(NoOutside):
             raise RuntimeError("this loop is running already")
         outer = events._get_running_loop()
         # From 3.14 a thread has one current task, not one per loop: the outer one steps aside meanwhile.
-        task = tasks.current_task(outer) if outer is not None and sys.version_info >= (3, 14) else None
+        task = tasks.current_task(outer) if _ONE_TASK and outer is not None else None
         if task is not None:
             tasks._leave_task(outer, task)  # type: ignore[arg-type]  # there is a task, so there is a loop
         outside = outer, task, sys.get_asyncgen_hooks()
