@@ -29,6 +29,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from hashlib import sha256
 from itertools import accumulate
+from typing import Any
 
 MAX_DEPTH = 128
 """Arrays and objects inside each other, the outermost counting as 1."""
@@ -74,6 +75,14 @@ _quote: Callable[[str], str] = json.JSONEncoder(ensure_ascii=False).encode
 _write_plain = _writer(json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")))
 dumps = _writer(json.JSONEncoder())
 """As json.dumps, for what the server writes of its own."""
+
+
+def loads(text: str) -> Any:
+    """As json.loads, for what the server has written by ``dumps``: that has no white space around it."""
+    return _read_plain(text)[0]
+
+
+_read_plain = json.JSONDecoder().raw_decode
 
 
 class JsonError(ValueError):

@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from fencepost_server.domain.jsontext import dumps
+from fencepost_server.domain.jsontext import dumps, loads
 from fencepost_server.domain.model import TaskKind, TaskRow
 
 
@@ -120,7 +120,7 @@ class Control:
     @staticmethod
     def from_json(text: str) -> Control:
         """The inverse of ``to_json``."""
-        control = Control(**json.loads(text))
+        control = Control(**loads(text))
         if control.parent is not None:
             control.parent = (control.parent[0], control.parent[1])
         if control.decider is not None:

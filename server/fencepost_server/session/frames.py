@@ -10,8 +10,6 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost_server.domain.errors import FrameTooLarge, InvalidFrame
 from fencepost_server.domain.model import Checkpoint, EventType, LeasedTask, Outcome, Payload, TaskKind
@@ -105,11 +103,11 @@ def released(item: pb.ReleaseItem, namespace: str, _limit: int) -> Report:
 
 
 @lru_cache(maxsize=64)
-def _time(at: datetime) -> Timestamp:
-    """One moment for all that was committed together. Copied into a frame, never changed."""
+def _time(at: datetime) -> tuple[int, int]:
+    """Seconds and nanoseconds since 1970 of a moment; there is one for all that was committed together."""
     message = timestamp(at)
     assert message is not None  # as there is a moment
-    return message
+    return message.seconds, message.nanos
 
 
 @lru_cache(maxsize=1000)
@@ -307,7 +305,8 @@ def fill_result(result: pb.ItemResult, index: int, answer: Answer, room: int = 0
 
 def _fill_advance(result: pb.AdvanceResult, answer: AdvanceAnswer, room: int) -> None:
     result.seqs.extend(answer.seqs)
-    result.event_time.CopyFrom(_time(answer.at))
+    at = result.event_time
+    at.seconds, at.nanos = _time(answer.at)
     result.last_seq = answer.last_seq
     result.kept = answer.kept
     if answer.end_refused:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from fencepost_server.engine.operations import Report
 
@@ -29,16 +29,14 @@ class Pending:
         """There are too many."""
         return self._items >= self._most_items or self._bytes >= self._most_bytes
 
-    def add(self, reports: Iterable[Report]) -> None:
+    def add(self, reports: Sequence[Report]) -> None:
         """These wait from now on."""
-        for report in reports:
-            self._items += 1
-            self._bytes += report.size
+        self._items += len(reports)
+        self._bytes += sum([report.size for report in reports])
 
-    def settled(self, reports: Iterable[Report]) -> None:
+    def settled(self, reports: Sequence[Report]) -> None:
         """These wait no more."""
-        for report in reports:
-            self._items -= 1
-            self._bytes -= report.size
+        self._items -= len(reports)
+        self._bytes -= sum([report.size for report in reports])
         if not self.full:
             self.thinned.set()

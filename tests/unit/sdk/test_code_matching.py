@@ -156,7 +156,7 @@ def test_code_that_fits_again_goes_on() -> None:
     with pytest.raises(NondeterminismError) as caught:
         run.feed(decider.story.history)
     told = run.blocked(caught.value)
-    assert (told.outcome, told.commands, told.advance_no) == (pb.ADVANCE_OUTCOME_BLOCK, [], 2)
+    assert (told.outcome, told.commands, told.advance_no) == (pb.ADVANCE_OUTCOME_BLOCK, (), 2)
     assert told.failure is not None
     assert (told.failure.code, told.failure.message) == ("NONDETERMINISM", caught.value.message)
     decider.go()

@@ -46,6 +46,8 @@ _MAX_PAYLOAD_BYTES = 1 << 20
 _ADVANCE_SLACK = 2048
 
 _End = tuple[pb.AdvanceOutcome.ValueType, Value | None, Failed | None]
+_GOES_ON: _End = (_CONTINUE, None, None)
+_WAITS: _End = (_WAIT, None, None)
 
 
 class CodeRun:
@@ -252,10 +254,10 @@ class CodeRun:
             decision = Decision(self.advance_no + 1, book.seen_seq, _CONTINUE, commands)
         else:
             book.unsent = {}
-            taken, waits = book.taken, book.ended_waits
-            book.taken, book.ended_waits = [], []
-            number, seen = self.advance_no + 1, book.seq
-            decision = Decision(number, seen, outcome, commands, taken, waits, output, failure)
+            decision = Decision(self.advance_no + 1, book.seq, outcome, commands, output=output, failure=failure)
+            if book.taken or book.ended_waits:
+                decision.taken_signals, decision.ended_waits = book.taken, book.ended_waits
+                book.taken, book.ended_waits = [], []
         if ends:
             self._tell_end(failure)
         elif outcome == _WAIT and not self._stuck and not any(op.awaited for op in book.ops.values()):
@@ -288,16 +290,15 @@ class CodeRun:
 
     def _outcome(self) -> _End:
         if self._under_way:
-            return _CONTINUE, None, None
-        if self._fails and self.book.unsent:
-            return _CONTINUE, None, None
+            return _GOES_ON
         if self._end is None:
             # It goes on with what has ended here as soon as that is recorded.
-            going_on = self.book.to_begin or self.book.has_results
-            return (_CONTINUE if going_on else _WAIT), None, None
+            return _GOES_ON if self.book.to_begin or self.book.has_results else _WAITS
+        if self._fails and self.book.unsent:
+            return _GOES_ON
         if self._end[0] == _CONTINUE_AS_NEW and (self.book.unsent or self.book.has_open_work()):
             # What was open was cancelled: it has to be over before another run goes on.
-            return (_CONTINUE if self.book.unsent else _WAIT), None, None
+            return _GOES_ON if self.book.unsent else _WAITS
         return self._end
 
     def accepted(self, result: pb.AdvanceResult) -> None:

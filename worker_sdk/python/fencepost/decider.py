@@ -278,7 +278,7 @@ class Decider:
             if result.kept:
                 self._give_back(heard.lease, Released())
             return
-        before, entry.in_flight = entry.run.events_before, None
+        entry.in_flight = None
         if entry.ends and not result.end_refused:
             if result.kept:
                 # A server that has more to say of a run which has ended here.
@@ -287,8 +287,8 @@ class Decider:
             return
         entry.kept = result.kept
         told = result.events[-1].seq if result.events else entry.run.seq
-        before_own = seqs[0] - 1 - before if (seqs := result.seqs) else result.last_seq
-        if told < before_own:
+        before_own = seqs[0] - 1 if (seqs := result.seqs) else result.last_seq
+        if told < before_own and told < (before_own := before_own - entry.run.events_before):
             # Not all of what came before its own events did fit.
             entry.answer = pb.AdvanceResult()
             entry.answer.CopyFrom(result)

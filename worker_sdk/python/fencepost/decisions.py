@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fencepost.codec import Value
@@ -45,9 +45,9 @@ class Decision:
     advance_no: int
     seen_seq: int
     outcome: pb.AdvanceOutcome.ValueType
-    commands: list[pb.Command] = field(default_factory=list)
-    taken_signals: list[int] = field(default_factory=list)
-    ended_waits: list[int] = field(default_factory=list)
+    commands: Sequence[pb.Command] = ()
+    taken_signals: Sequence[int] = ()
+    ended_waits: Sequence[int] = ()
     output: Value | None = None
     failure: Failed | None = None
     failed_seq: int = 0

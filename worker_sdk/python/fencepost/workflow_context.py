@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, overload
 from fencepost.answers import Answers
 from fencepost.codec import Codec, Value, codec_for, encode
 from fencepost.errors import NotEncodable
-from fencepost.local_functions import function_of, local_function
+from fencepost.local_functions import LocalFunction, function_of, local_function
 from fencepost.op_book import OpBook, shield
 from fencepost.op_options import child_options, label_of, labels_of, local_options, name_of, step_options
 from fencepost.ops import (
@@ -72,6 +72,9 @@ class WorkflowContext:
         self._random: random.Random | None = None
         self._ids: random.Random | None = None
         self._answers = Answers()
+        # The local step that was called last, because the next one is often of the same function.
+        self._fn: Callable[..., Any] | None = None
+        self._local: LocalFunction | None = None
 
     # Steps
 
@@ -113,7 +116,9 @@ class WorkflowContext:
         recorded; with ``undo`` they are, as its input: the one argument, or a list of several. ``timeout`` bounds each
         attempt. Arguments by keyword come in a `functools.partial`. Awaiting raises `StepFailed`.
         """
-        local = local_function(fn, self._workflow.local_names)
+        if fn is not self._fn or self._local is None:
+            self._fn, self._local = fn, local_function(fn, self._workflow.local_names)
+        local = self._local
         local.check(len(args))
         name = local.name if name is None else label_of("name", name)
         seconds, options = local_options(name, timeout, retry, undo)
