@@ -60,14 +60,13 @@ def _writer(encoder: json.JSONEncoder) -> Callable[[object], str]:
     """``encoder.encode``, but for what is in itself, with the encoder in C made once and not anew for each text: that
     takes as long as a short text does.
     """
-    make = getattr(json.encoder, "c_make_encoder", None)
-    if make is None:  # a Python that has it not
-        return encoder.encode
+    make: Any = getattr(json.encoder, "c_make_encoder", None)
     quote = json.encoder.encode_basestring_ascii if encoder.ensure_ascii else json.encoder.encode_basestring
-    chunks = make(
-        None, encoder.default, quote, None, encoder.key_separator, encoder.item_separator, False, False,
-        encoder.allow_nan,
-    )  # fmt: skip
+    separators = encoder.key_separator, encoder.item_separator
+    try:
+        chunks = make(None, encoder.default, quote, None, *separators, False, False, encoder.allow_nan)
+    except TypeError:  # a Python that has it not, or otherwise
+        return encoder.encode
     return lambda value: "".join(chunks(value, 0))
 
 
@@ -79,7 +78,9 @@ dumps = _writer(json.JSONEncoder())
 
 def loads(text: str) -> Any:
     """As json.loads, for what the server has written by ``dumps``: that has no white space around it."""
-    return _read_plain(text)[0]
+    value, end = _read_plain(text)
+    assert end == len(text), "this was not written by dumps"
+    return value
 
 
 _read_plain = json.JSONDecoder().raw_decode

@@ -20,7 +20,9 @@ from fencepost_server.domain.jsontext import (
     JsonError,
     canonical,
     canonical_value,
+    dumps,
     fingerprint,
+    loads,
     parse,
     written,
 )
@@ -400,6 +402,16 @@ def test_values_that_are_not_json_have_no_canonical_text(value: object) -> None:
         value = 10**1000 + 1
     with pytest.raises(JsonError):
         canonical_value([value])
+
+
+@pytest.mark.parametrize("value", [{"a": [1, 2.5, None, True, {1: -0.0}], "ü\n": "\x00\u2028"}, [], '"', 7])
+def test_what_the_server_writes_of_its_own_is_that_of_json(value: object) -> None:
+    """On each Python: what it takes of json is not promised to stay."""
+    assert dumps(value) == json.dumps(value)
+    assert loads(dumps(value)) == json.loads(json.dumps(value))
+    assert dumps.__qualname__ == "_writer.<locals>.<lambda>"
+    with pytest.raises(AssertionError):
+        loads("{} ")
 
 
 def test_the_fingerprint_is_sha256_over_length_prefixed_fields() -> None:

@@ -27,6 +27,7 @@ from fencepost import (
     workflow,
 )
 from fencepost.policies import duration_text, seconds_in
+from fencepost.recordable import MAX_DEPTH
 from fencepost.v1 import worker_service_pb2 as pb
 from fencepost_server.domain.code import op_node
 from fencepost_server.domain.manifest import parse_manifest
@@ -193,6 +194,25 @@ def test_a_local_step_that_can_be_undone_records_its_input() -> None:
     assert sets.input.json == '["a"]'
     without = command_of(lambda ctx: ctx.run(pair, 1, "x")).record_local_step
     assert not without.HasField("input")
+
+
+def test_the_input_of_an_undo_is_looked_at_as_a_whole() -> None:
+    """Also where the first of several arguments can't break a rule."""
+    refused: list[str] = []
+
+    def pair(a: int, b: list[Any]) -> None: ...
+
+    @workflow("w", compatibility_id="1")
+    async def function(ctx: WorkflowContext) -> None:
+        nested: list[Any] = []
+        for _ in range(MAX_DEPTH + 1):
+            nested = [nested]
+        with pytest.raises(NotEncodable) as caught:
+            _ = ctx.run(pair, 1, nested, undo="unpair")
+        refused.append(caught.value.message)
+
+    decided(function)
+    assert refused == [f"arrays and objects are nested more than {MAX_DEPTH} deep"]
 
 
 def test_times_are_told_to_the_microsecond() -> None:

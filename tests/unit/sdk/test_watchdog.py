@@ -131,6 +131,16 @@ def test_code_that_sleeps_and_lets_nobody_run_is_interrupted_in_the_end(monkeypa
     assert 100 + 20 * 1.5 < clock.now <= 100 + 23 * 1.5
 
 
+def test_an_alarm_that_comes_as_its_turn_ends_does_not_put_off_that_of_the_next() -> None:
+    watchdog = Watchdog(2.0)
+
+    def turn() -> None:
+        watchdog._alarms = 1
+
+    watchdog.run("r", 0.0, turn)
+    assert watchdog._alarms == 0
+
+
 def test_an_error_of_a_turn_is_its_own() -> None:
     def broken() -> None:
         raise KeyError("broken")

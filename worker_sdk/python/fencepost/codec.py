@@ -190,14 +190,22 @@ def plain(value: object) -> object:
 
 
 def _writer() -> Callable[[object], str]:
-    """What writes JSON as compact as it gets. ``json`` makes its encoder in C anew for each text, which takes as long
-    as a short text does. Without a memory of what it is in, a value in itself is a RecursionError.
+    """What writes JSON as compact as it gets: what json's own encoder does, without the layers around its part in C,
+    which take longer than a short text.
     """
-    make = getattr(json.encoder, "c_make_encoder", None)
-    if make is None:  # a Python that has it not
-        return json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain).encode
-    chunks = make(None, plain, json.encoder.encode_basestring, None, ":", ",", False, False, False)
-    return lambda value: "".join(chunks(value, 0))
+    encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain)
+    make: Any = getattr(json.encoder, "c_make_encoder", None)
+    quote = json.encoder.encode_basestring
+
+    def write(value: object) -> str:
+        # One for each text, with a memory of its own of what the value is in: threads must not share that.
+        return "".join(make({}, plain, quote, None, ":", ",", False, False, False)(value, 0))
+
+    try:
+        known = make is not None and write([1.5, {"a": None}]) == encoder.encode([1.5, {"a": None}])
+    except TypeError:
+        known = False
+    return write if known else encoder.encode
 
 
 _write = _writer()

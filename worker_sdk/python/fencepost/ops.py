@@ -263,8 +263,7 @@ class LocalCall:
         if output is None:
             return NOTHING
         value = recordable(self._call.local.encode(output), given=output)
-        text, room = value.json, self.max_output_bytes
-        size = len(text) if text is not None and text.isascii() else value.size
+        size, room = value.size, self.max_output_bytes
         if size > max_payload_bytes:
             raise NotEncodable(f"{size} bytes, over the limit of {max_payload_bytes}: return a reference instead")
         if room is not None and size > room:

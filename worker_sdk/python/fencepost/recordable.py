@@ -33,8 +33,8 @@ _NO_STRUCTURE = bytes(set(range(256)) - set(b'[]{}"'))
 
 
 def recordable(value: Value, *, given: object = None) -> Value:
-    """The payload itself, which was made of ``given``; that may be the payload. Raises NotEncodable if its JSON is
-    none, or beyond what the server takes.
+    """The payload itself, which was made of ``given``, and of nothing else; that may be the payload. Raises
+    NotEncodable if its JSON is none, or beyond what the server takes.
     """
     if value.metadata:
         check_metadata(value.metadata)

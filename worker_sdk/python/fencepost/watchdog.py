@@ -96,8 +96,8 @@ class Watchdog:
         while self._began:
             try:
                 with self._lock:
-                    if self._interrupts:
-                        interrupted = True
+                    if self._interrupts or self._alarms:
+                        interrupted = interrupted or self._interrupts > 0
                         self._interrupts = self._alarms = 0
                     self._began = 0.0
             except TurnInterrupted:

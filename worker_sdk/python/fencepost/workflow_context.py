@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, overload
 from fencepost.answers import Answers
 from fencepost.codec import Codec, Value, codec_for, encode
 from fencepost.errors import NotEncodable
-from fencepost.local_functions import LocalFunction, function_of, local_function
+from fencepost.local_functions import function_of, local_function
 from fencepost.op_book import OpBook, shield
 from fencepost.op_options import child_options, label_of, labels_of, local_options, name_of, step_options
 from fencepost.ops import (
@@ -72,9 +72,6 @@ class WorkflowContext:
         self._random: random.Random | None = None
         self._ids: random.Random | None = None
         self._answers = Answers()
-        # The local step that was called last, because the next one is often of the same function.
-        self._fn: Callable[..., Any] | None = None
-        self._local: LocalFunction | None = None
 
     # Steps
 
@@ -116,9 +113,7 @@ class WorkflowContext:
         recorded; with ``undo`` they are, as its input: the one argument, or a list of several. ``timeout`` bounds each
         attempt. Arguments by keyword come in a `functools.partial`. Awaiting raises `StepFailed`.
         """
-        if fn is not self._fn or self._local is None:
-            self._fn, self._local = fn, local_function(fn, self._workflow.local_names)
-        local = self._local
+        local = local_function(fn, self._workflow.local_names)
         local.check(len(args))
         name = local.name if name is None else label_of("name", name)
         seconds, options = local_options(name, timeout, retry, undo)
@@ -131,7 +126,7 @@ class WorkflowContext:
             op.call = Call(function_of(fn), local, args, retry, seconds, self._user_id, self._workflow.workflow_id)
             if undo is not None:
                 op.options = options
-                op.input = self._encoded(_input_of(fn, args), args[0] if args else None)
+                op.input = self._encoded(_input_of(fn, args), args[0] if len(args) == 1 else None)
             self._book.to_begin[op.number] = op
         return self._book.handle(op, local.codec)
 
