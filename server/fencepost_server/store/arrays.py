@@ -99,8 +99,7 @@ class Texts(Column):
 
     def elements(self) -> bytes:
         """See Column."""
-        # Laid out here: a call for each would take a third of the time.
-        return b"".join([_NULL if v is None else len(data := v.encode()).to_bytes(4, "big") + data for v in self])
+        return b"".join([_NULL if v is None else _text_element(v) for v in self])
 
 
 class Names(Texts):

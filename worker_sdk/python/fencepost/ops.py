@@ -154,11 +154,6 @@ def op_text(kind: str, name: str, seconds: float | None = None) -> str:
     return kind if kind == ATTRIBUTES else f"{kind} {name}"
 
 
-# Of each local step both are called; `super` would take half as long again.
-_begin_future: Callable[..., None] = asyncio.Future.__init__
-_add_done_callback: Callable[..., None] = asyncio.Future.add_done_callback
-
-
 class Handle(asyncio.Future[T]):
     """What a durable call returns: begun already, to be awaited when the result is wanted.
 
@@ -168,7 +163,7 @@ class Handle(asyncio.Future[T]):
     __slots__ = ("_canceller", "_op", "awaited")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, canceller: Canceller | None, op: Op | None) -> None:
-        _begin_future(self, loop=loop)
+        super().__init__(loop=loop)
         self._canceller = canceller
         self._op = op
         self.awaited = False
@@ -177,7 +172,7 @@ class Handle(asyncio.Future[T]):
     def add_done_callback(self, fn: Callable[[Self], object], /, *, context: contextvars.Context | None = None) -> None:
         """Call ``fn`` when it has a result; what awaits it does that too."""
         self.awaited = True
-        _add_done_callback(self, fn, context=context)
+        super().add_done_callback(fn, context=context)
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Stop the op, unless it has ended. Whoever awaits it gets CancelledError."""
